@@ -108,7 +108,7 @@ class ApplyClusterActivities:
             )
         plausibility_guards.check_orphan_share(
             {FindingKind.ORPHAN_LEDGER.value: plan.findings[FindingKind.ORPHAN_LEDGER.value]},
-            plan.ledgers,
+            plan.ledgers - plan.findings[FindingKind.ORPHAN_LEDGER.value],
             request.max_orphan_share,
         )
         files = self._open_findings(request.run_id, plan)
@@ -290,8 +290,9 @@ def _find_shadow_topics(files: FindingFiles) -> list[str]:
     for _, finding in files.iterate_findings(FindingKind.HAZARD):
         if finding.key == Hazard.SHADOW_TOPICS.value:
             if finding.objects > MAX_NAMES:
-                expected = f"expected at most {MAX_NAMES} shadow topics, each of which is read before a deletion"
-                raise PreconditionFailed(f"cluster: {expected}, found {finding.objects:,}")
+                expected = f"expected at most {MAX_NAMES:,} shadow topics, each of which is read before a deletion"
+                advice = "delete shadow topics that nobody needs, and plan again"
+                raise PreconditionFailed(f"cluster: {expected}, found {finding.objects:,}; {advice}")
             return finding.statement[NAMES].split(NAME_SEPARATOR)
     return []
 

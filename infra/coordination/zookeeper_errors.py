@@ -54,8 +54,8 @@ def translate_kazoo_errors(action: str, address: str, setting: str) -> Iterator[
 
 
 def _needed_rights(setting: str) -> str:
-    """Return what Sexton needs: on its own nodes everything, on those of a Pulsar cluster the right to read."""
-    return "all rights" if setting == ZOOKEEPER else "the right to read"
+    """Return what Sexton needs: on its own nodes everything, on those of a Pulsar cluster as little as possible."""
+    return "all rights" if setting == ZOOKEEPER else "the right to do this"
 
 
 _TLS_CHECK_TIMEOUT_S = 1.0

@@ -37,8 +37,10 @@ NAMES: Final = "names"
 
 NAME_SEPARATOR: Final = ", "
 
-MAX_NAMES: Final = 20
-"""Names in a hazard. Its count has all of them."""
+MAX_NAMES: Final = 1_000
+"""Names in the statement of a hazard. Its count has all of them."""
+
+_MAX_NAMES_IN_DETAIL: Final = 20
 
 
 class Hazard(StrEnum):
@@ -82,12 +84,12 @@ def require_ledger_id(finding: Finding) -> LedgerId:
 
 def make_hazard(hazard: Hazard, count: int, names: Sequence[str] = (), *, size_bytes: int = 0) -> Finding:
     """Return one finding for all cases of a hazard. `count` is the number of topics, ledgers or clusters."""
-    shown = list(names[:MAX_NAMES]) + (["..."] if len(names) > MAX_NAMES else [])
+    shown = [*names[:_MAX_NAMES_IN_DETAIL], *(["..."] if len(names) > _MAX_NAMES_IN_DETAIL else [])]
     return Finding(
         kind=FindingKind.HAZARD,
         key=hazard.value,
         objects=count,
         size_bytes=size_bytes,
-        statement={NAMES: NAME_SEPARATOR.join(shown)} if shown else {},
+        statement={NAMES: NAME_SEPARATOR.join(names[:MAX_NAMES])} if names else {},
         detail=_DETAILS[hazard] + (f" ({NAME_SEPARATOR.join(shown)})" if shown else ""),
     )

@@ -124,7 +124,7 @@ def check_fraction(name: str, value: float) -> None:
 def check_orphan_share(findings: Mapping[str, int], ledgers: int, max_share: float) -> None:
     """Raise `PreconditionFailed` if an apply would remove more than `max_share` (0 to 1) of all ledgers.
 
-    `findings` has counts by kind. All ledgers are the catalog's `ledgers` at the plan, plus the orphans.
+    `findings` has counts by kind. `ledgers` are all others: those of the catalog, or of a cluster, at the plan.
     """
     check_fraction("max-orphan-share", max_share)
     weighed = {kind.value: findings.get(kind.value, 0) for kind in _WEIGHED_KINDS}
@@ -134,7 +134,7 @@ def check_orphan_share(findings: Mapping[str, int], ledgers: int, max_share: flo
         counts = ", ".join(f"{rows:,} {kind}" for kind, rows in weighed.items() if rows)
         raise PreconditionFailed(
             f"orphan share: expected at most {max_share:g} of all ledgers, found {share:.3g}: {to_delete:,} of"
-            f" {ledgers + to_delete:,} ledgers ({ledgers:,} of the catalog, {to_delete:,} found) would go: {counts};"
+            f" {ledgers + to_delete:,} ledgers would go: {counts};"
             f" read the report, and give --max-orphan-share {round_up_share(share)} if it is right"
         )
 

@@ -7,8 +7,8 @@ import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any, TypeVar, cast
+from dataclasses import fields, replace
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
@@ -32,6 +32,9 @@ R = TypeVar("R")
 V = TypeVar("V")
 Handle = WorkflowHandle[Any, R]
 
+_FREE_FIELDS: Final = {"actor", "reason", "carried"}
+"""Fields of a request that may differ from those of a run that it joins."""
+
 
 async def start_job(
     client: Client,
@@ -40,12 +43,15 @@ async def start_job(
     *key: object,
     queue: str,
     summary: str,
+    joins_same_request_only: bool = False,
     **options: Any,  # noqa: ANN401
 ) -> Handle[R]:
     """Start a job, or join the run with the same key. `options` are keyword arguments of `Client.start_workflow`.
 
+    With `joins_same_request_only`, actor, reason and carried progress may differ, but nothing else.
+
     Raises:
-        PreconditionFailed: A workflow of another type runs under the job's id.
+        PreconditionFailed: A workflow of another type, or one of another request, runs under the job's id.
     """
     workflow_id, checked_run_id = job.id(*key), ""
     if options.get("start_signal"):  # a workflow of another type may understand the signal differently
@@ -61,8 +67,11 @@ async def start_job(
         static_details=request.details(),
         **options,
     )
-    if not _is_new_run(handle) and handle.result_run_id != checked_run_id:
-        await _refuse_run_of_other_type(client, workflow_id, job.name)
+    if not _is_new_run(handle):
+        if handle.result_run_id != checked_run_id:
+            await _refuse_run_of_other_type(client, workflow_id, job.name)
+        if joins_same_request_only:
+            await _refuse_run_of_other_request(client, handle, request)
     return handle
 
 
@@ -87,6 +96,20 @@ async def _refuse_run_of_other_type(client: Client, workflow_id: str, name: str)
             f" this id. Find out who started it; `{end}` ends it"
         )
     return description.run_id or ""
+
+
+async def _refuse_run_of_other_request(client: Client, handle: Handle[R], request: DescribedJobInput) -> None:
+    """Raise `PreconditionFailed` if the run that was joined has other options than `request`."""
+    first = await anext(handle.fetch_history_events(page_size=1))
+    payloads = first.workflow_execution_started_event_attributes.input.payloads
+    (started,) = await client.data_converter.decode(payloads, [type(request)])
+    for field in fields(request):  # type: ignore[arg-type]
+        expected, found = getattr(request, field.name), getattr(started, field.name)
+        if field.name not in _FREE_FIELDS and found != expected:
+            raise PreconditionFailed(
+                f"workflow {handle.id}: expected {field.name} {expected!r}, found a run with {found!r}. Wait until it"
+                " has ended, or join it with the same options"
+            )
 
 
 def topic_search_attribute(topic: Topic) -> SearchAttributePair[Any]:
@@ -174,10 +197,12 @@ class JobClient:
         attributes: Sequence[SearchAttributePair[Any]] = (),
         signal: str | None = None,
         signal_args: Sequence[object] = (),
+        joins_same_request_only: bool = False,
     ) -> Handle[R]:
         """Start a job, or join the run with the same key.
 
         `key` has the parts of the workflow id after the job's name. `signal` is also sent to a run that was joined.
+        For `joins_same_request_only` see `start_job`.
         """
         self.require_valid(request)
         return await start_job(
@@ -187,6 +212,7 @@ class JobClient:
             *key,
             queue=self._settings.task_queue,
             summary=summary,
+            joins_same_request_only=joins_same_request_only,
             start_signal=signal,
             start_signal_args=signal_args,
             search_attributes=TypedSearchAttributes(attributes),

@@ -195,8 +195,8 @@ class MaintenanceJobClient(JobClient):
     ) -> Handle[ApplyPulsarResult]:
         """Look at the orphan ledgers of a complete plan of a Pulsar cluster once more, and delete their metadata.
 
-        Joins a running apply of the plan. `limit` deletes only so many of the oldest ledgers that are left.
-        `include_unconfirmed` also deletes ledgers of which only a broker could rule a reference out.
+        Joins a running apply of the plan with the same options. `limit` deletes only so many of the oldest ledgers that
+        are left. `include_unconfirmed` also deletes ledgers of which only a broker could rule a reference out.
         """
         request = ApplyPulsarInput(
             run_id=run_id,
@@ -207,7 +207,12 @@ class MaintenanceJobClient(JobClient):
             include_unconfirmed=include_unconfirmed,
         )
         return await self.start(
-            APPLY_PULSAR, request, run_id, summary=f"apply {run_id}", attributes=[run_id_search_attribute(run_id)]
+            APPLY_PULSAR,
+            request,
+            run_id,
+            summary=f"apply {run_id}",
+            attributes=[run_id_search_attribute(run_id)],
+            joins_same_request_only=True,
         )
 
     async def undo_pulsar(
@@ -216,7 +221,12 @@ class MaintenanceJobClient(JobClient):
         """Put back the metadata of ledgers that applies of the plan have deleted: of `ledger_ids`, or of all."""
         request = UndoPulsarInput(run_id=run_id, actor=actor, reason=reason, ledger_ids=sorted(ledger_ids))
         return await self.start(
-            UNDO_PULSAR, request, run_id, summary=f"undo {run_id}", attributes=[run_id_search_attribute(run_id)]
+            UNDO_PULSAR,
+            request,
+            run_id,
+            summary=f"undo {run_id}",
+            attributes=[run_id_search_attribute(run_id)],
+            joins_same_request_only=True,
         )
 
     async def apply_orphans(

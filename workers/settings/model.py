@@ -149,7 +149,7 @@ class Settings(BaseModel):
     )
     bundles: Annotated[Count, Field(le=MAX_BUNDLES)] = 64  # number of bundles, fixed when the catalog is created
     pulsar_zookeeper: Ensemble = ""  # ZooKeeper of a Pulsar cluster: addresses, separated by commas, and optional path
-    pulsar_zookeeper_auth: SchemeAndCredential = SecretStr("")  # as zookeeper_auth; needs the right to read
+    pulsar_zookeeper_auth: SchemeAndCredential = SecretStr("")  # as zookeeper_auth; to read, and to apply also to write
     pulsar_zookeeper_tls: Literal["auto", "on", "off"] = "auto"  # auto: TLS if one of the next three settings is set
     pulsar_zookeeper_ca_file: File = ""  # authorities for the servers' TLS certificates; Spark's executors need it, too
     pulsar_zookeeper_cert_file: File = ""  # TLS certificate of the client, with its chain

@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from workers.client import Sexton
 from workers.client.job_client import start_job
 from workers.settings import Settings
 from workflows.deletion.job_definitions import TRIM_TOPIC, TrimTopicInput
+from workflows.pulsar.job_definitions import APPLY_PULSAR, ApplyPulsarInput
 
 pytestmark = pytest.mark.external_service
 
@@ -78,6 +80,42 @@ def test_job_of_its_own_type_is_joined_and_one_that_ended_is_started_again(
 
     first, second = asyncio.run(run())
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"actor": "bob", "reason": "another"}, None),
+        ({"limit": 0}, "expected limit 0, found a run with 10"),
+        ({"include_unconfirmed": True}, "expected include_unconfirmed True, found a run with False"),
+    ],
+)
+def test_apply_of_a_cluster_joins_one_with_the_same_options_only(
+    settings: Settings, changes: dict[str, Any], refusal: str | None
+) -> None:
+    """Who asked, and why, may differ."""
+    key = uuid.uuid4().hex
+    first = ApplyPulsarInput(run_id="pulsar-1", actor="ann", limit=10)
+
+    async def run() -> None:
+        client = (await Sexton.connect(settings)).client
+
+        async def start(request: ApplyPulsarInput) -> WorkflowHandle[Any, Any]:
+            return await start_job(
+                client, APPLY_PULSAR, request, key, queue="nobody", summary="an apply", joins_same_request_only=True
+            )
+
+        handle = await start(first)
+        try:
+            assert (await start(replace(first, **changes))).result_run_id == handle.result_run_id
+        finally:
+            await handle.terminate()
+
+    if refusal is None:
+        asyncio.run(run())
+        return
+    with pytest.raises(PreconditionFailed, match=f"^workflow apply-pulsar/{key}: {refusal}"):
+        asyncio.run(run())
 
 
 @pytest.mark.parametrize(
