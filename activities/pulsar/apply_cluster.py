@@ -5,13 +5,10 @@ the version, and a ledger that is absent and in the journal counts as deleted. W
 apply for good, because its rules may not describe this cluster.
 """
 
-import json
 import math
-from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +23,7 @@ from activities.pulsar.inputs_and_results import (
     ClusterApplyScope,
     ConcludeClusterApplyInput,
 )
+from activities.pulsar.journal_copies import IDENTITY, STOPPED, JournalCopies
 from activities.pulsar.orphan_selection import (
     get_age_and_number,
     iterate_orphans_to_delete,
@@ -33,7 +31,7 @@ from activities.pulsar.orphan_selection import (
     select_orphans,
 )
 from activities.reconciliation import finding_fates
-from logstore.errors import PreconditionFailed, UnexpectedClusterState
+from logstore.errors import PreconditionFailed, UnexpectedClusterState, UnknownObject
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog import (
@@ -66,10 +64,6 @@ from logstore.reconciliation.findings import (
 from logstore.reconciliation.services.run_checks import find_apply, require_appliable_cluster_plan
 from logstore.stop_checks import raise_if_stopped
 
-JOURNAL_PREFIX: Final = "cluster-journals/"
-"""Prefix of the journal's copies in the records bucket. A line of an object is one ledger as JSON."""
-
-_STOPPED: Final = "stopped"  # key of the reason in the summary of a run
 _LEDGERS_PER_DELETE: Final = 100
 _GONE: Final = "it does not exist any more"
 
@@ -84,14 +78,19 @@ class ApplyClusterActivities:
         records: OwnedStore,
         cluster: PulsarClusterAccess,
         bulk: BulkJobRunner,
+        store_now_us: Callable[[], int],
+        finished_retention_s: float,
     ) -> None:
         self._runs, self._identities, self._journal = reconciliation, identities, journal
-        self._records, self._cluster, self._bulk = records, cluster, bulk
+        self._copies, self._cluster, self._bulk = JournalCopies(records), cluster, bulk
+        self._store_now_us, self._retention_s = store_now_us, finished_retention_s
 
     @define_activity(name="pulsar.begin_apply")
     @send_heartbeats()
     def begin_cluster_apply(self, request: BeginClusterApplyInput) -> ClusterApplyScope:
         """Check that the plan may be applied, take the lease of the cluster, and open the run of the apply.
+
+        Also remove the journals of old applies from the records bucket.
 
         Idempotency: keyed by the plan's `run_id`. For an apply that has ended, return the counts.
         Raises: InvalidInput, UnknownObject, PreconditionFailed (terminal); ServiceFailed, StoreUnavailable, CatalogBusy
@@ -121,9 +120,13 @@ class ApplyClusterActivities:
             "plan": request.run_id,
             "pages": files.pages,
             "folder": str(self._bulk.create_run_folder(request.run_id)),
+            IDENTITY: plan_run.summary["identity"],
         }
         claim = own_workflow_claim(RUN_CLAIM_S)
         self._runs.open_run(apply_run_id(request.run_id), RunKind.APPLY, claim=claim, summary=summary)
+        self._copies.remove_old(
+            older_than_us=self._store_now_us() - round(self._retention_s * 1_000_000), is_run_known=self._is_run_known
+        )
         return ClusterApplyScope(
             pages=files.pages,
             findings=plan.findings[FindingKind.ORPHAN_LEDGER.value],
@@ -170,7 +173,7 @@ class ApplyClusterActivities:
             total, left = self._sum_fates(plan, request)
             if not left or request.stopped:
                 self._runs.close_run(
-                    run.run_id, {**run.summary, RESULT: asdict(total), _STOPPED: request.stopped, "left": left}
+                    run.run_id, {**run.summary, RESULT: asdict(total), STOPPED: request.stopped, "left": left}
                 )
         else:
             total = apply_counts(run.summary)
@@ -241,11 +244,14 @@ class ApplyClusterActivities:
     def _store_in_journal(self, run_id: str, ledgers: Sequence[JournaledLedger]) -> None:
         """Store ledgers in the catalog and in the records bucket. An undo needs one of the two."""
         self._journal.add(run_id, ledgers)
-        if ledgers:
-            body = "".join(f"{_format_journal_line(ledger)}\n" for ledger in ledgers).encode()
-            key = f"{JOURNAL_PREFIX}{run_id}/{sha256(body).hexdigest()}.jsonl"
-            with effect("pulsar.put_journal"):
-                self._records.put_if_absent(key, body, metadata={})
+        self._copies.store(self._runs.get_run(run_id), ledgers)
+
+    def _is_run_known(self, run_id: str) -> bool:
+        try:
+            self._runs.get_run(run_id)
+        except UnknownObject:
+            return False
+        return True
 
     def _find_last_ledger(
         self, files: FindingFiles, plan: PlanOrScrubResult, request: BeginClusterApplyInput
@@ -277,7 +283,7 @@ def _make_ended_scope(run: ReconciliationRun) -> ClusterApplyScope:
         pages=run.summary["pages"],
         findings=sum(counts.applied.values()) + sum(counts.skipped.values()),
         done=counts,
-        stopped=run.summary[_STOPPED],
+        stopped=run.summary[STOPPED],
     )
 
 
@@ -295,8 +301,3 @@ def _find_shadow_topics(files: FindingFiles) -> list[str]:
                 raise PreconditionFailed(f"cluster: {expected}, found {finding.objects:,}; {advice}")
             return finding.statement[NAMES].split(NAME_SEPARATOR)
     return []
-
-
-def _format_journal_line(ledger: JournaledLedger) -> str:
-    fields = {"ledger_id": ledger.ledger_id, "path": ledger.path, "version": ledger.version, "czxid": ledger.czxid}
-    return json.dumps(fields | {"data": b64encode(ledger.data).decode()})

@@ -77,6 +77,12 @@ class ConcludeClusterApplyInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeginUndoInput:
+    run_id: str  # of the plan
+    ledger_ids: list[int] = field(default_factory=list)  # that the journal must have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UndoPageInput:
     run_id: str  # of the plan
     after: int  # restore ledgers of the journal with higher ids

@@ -7,15 +7,19 @@ from collections import Counter
 from dataclasses import replace
 from typing import Final
 
+from activities.bulk_jobs import RUN_CLAIM_S
+from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats
-from activities.pulsar.inputs_and_results import UndonePage, UndoPageInput
+from activities.pulsar.inputs_and_results import BeginUndoInput, UndonePage, UndoPageInput
+from activities.pulsar.journal_copies import IDENTITY, JournalCopies, find_or_read_back_apply
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.catalog import CatalogIdentity, ClusterJournal, ReconciliationRuns
+from logstore.ports.object_storage import OwnedStore
 from logstore.ports.pulsar_cluster import PulsarClusterAccess
 from logstore.reconciliation.findings import apply_run_id
-from logstore.stop_checks import raise_if_stopped
 
 _LEDGERS_PER_PAGE: Final = 1_000
+_MAX_IDS_IN_MESSAGE: Final = 10
 
 
 class UndoClusterActivities:
@@ -25,10 +29,30 @@ class UndoClusterActivities:
         reconciliation: ReconciliationRuns,
         identities: CatalogIdentity,
         journal: ClusterJournal,
+        records: OwnedStore,
         cluster: PulsarClusterAccess,
     ) -> None:
         self._runs, self._identities = reconciliation, identities
-        self._journal, self._cluster = journal, cluster
+        self._journal, self._copies, self._cluster = journal, JournalCopies(records), cluster
+
+    @define_activity(name="pulsar.begin_undo")
+    @send_heartbeats()
+    def begin_undo(self, request: BeginUndoInput) -> None:
+        """Check that the journal has the ledgers. If the catalog has no journal, read it from the records bucket.
+
+        Idempotency: a run that is in the catalog stays.
+        Raises: UnknownObject, PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        run_id = apply_run_id(request.run_id)
+        find_or_read_back_apply(self._runs, self._journal, self._copies, run_id, own_workflow_claim(RUN_CLAIM_S))
+        if not self._journal.list_ledgers(run_id, after=-1, limit=1):
+            raise UnknownObject("run_id", expected="a plan whose apply has deleted ledgers", found=request.run_id)
+        unknown_ids = sorted(set(request.ledger_ids) - self._journal.find_ledger_ids(run_id, request.ledger_ids))
+        if unknown_ids:
+            others = len(unknown_ids) - _MAX_IDS_IN_MESSAGE
+            found = ", ".join(map(str, unknown_ids[:_MAX_IDS_IN_MESSAGE])) + (f" and {others:,} more" * (others > 0))
+            expected = f"ledgers that applies of {request.run_id} have deleted"
+            raise UnknownObject("ledger", expected=expected, found=found)
 
     @define_activity(name="pulsar.undo_page")
     @send_heartbeats()
@@ -40,25 +64,23 @@ class UndoClusterActivities:
         Idempotency: a ledger that exists with the same value stays.
         Raises: UnknownObject, PreconditionFailed (terminal); ServiceFailed, StoreUnavailable, CatalogBusy (retry).
         """
-        plan_run, run_id = self._runs.get_run(request.run_id), apply_run_id(request.run_id)
+        run = self._runs.get_run(apply_run_id(request.run_id))
         ledgers = self._journal.list_ledgers(
-            run_id, after=request.after, limit=_LEDGERS_PER_PAGE, ledger_ids=request.ledger_ids or None
+            run.run_id, after=request.after, limit=_LEDGERS_PER_PAGE, ledger_ids=request.ledger_ids or None
         )
         holder = f"the undo of {request.run_id}, catalog {self._identities.catalog_id()}"
         if not ledgers:
-            if request.after < 0:
-                raise UnknownObject("run_id", expected="a plan whose apply has deleted ledgers", found=request.run_id)
             self._cluster.release_lease(holder)
             return UndonePage(counts={}, last=None)
-        undone = []
         with self._cluster.open_changes(holder) as changes:
-            if changes.identity != plan_run.summary["identity"]:
-                expected = f"expected the cluster {plan_run.summary['identity']}"
+            if changes.identity != run.summary[IDENTITY]:
+                expected = f"expected the cluster {run.summary[IDENTITY]}"
                 raise PreconditionFailed(f"plan {request.run_id}: {expected}, found {changes.identity}")
-            for ledger in ledgers:
-                raise_if_stopped()
-                restoration, stored_data = changes.restore(ledger)
-                undone.append(replace(ledger, restoration=restoration.value, stored_data=stored_data.value))
-        self._journal.store_undo_results(run_id, undone)
+            results = changes.restore(ledgers)
+        undone = [
+            replace(ledger, restoration=restoration.value, stored_data=stored_data.value)
+            for ledger, (restoration, stored_data) in zip(ledgers, results, strict=True)
+        ]
+        self._journal.store_undo_results(run.run_id, undone)
         counts = Counter(each.restoration for each in undone) + Counter(each.stored_data for each in undone)
         return UndonePage(counts={str(name): count for name, count in counts.items()}, last=ledgers[-1].ledger_id)

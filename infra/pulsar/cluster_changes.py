@@ -3,19 +3,20 @@
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 
-from infra.pulsar.bookie_reads import BookieConnections, BookieDirectory, EntryRequest
+from infra.pulsar.bookie_reads import BookieConnections, BookieDirectory
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.cluster_check import read_cluster_identity
 from infra.pulsar.cluster_lease import ClusterLease
 from infra.pulsar.ledger_changes import LedgerChanges
 from infra.pulsar.orphan_recheck import OrphanRecheck
 from infra.pulsar.owner_lookup import open_owner_directory
+from infra.pulsar.stored_data import look_for_stored_data
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.ports.catalog import JournaledLedger
 from logstore.ports.pulsar_cluster import Restoration, StoredData
-from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, parse_ledger_metadata
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.findings import Finding
+from logstore.stop_checks import raise_if_stopped
 
 
 @contextmanager
@@ -62,18 +63,10 @@ class LeasedClusterChanges:
         znodes = self._reader.read([f"{self._root}/{format_ledger_path(ledger_id)}" for ledger_id in ids])
         return frozenset(ledger_id for ledger_id, (_, znode) in zip(ids, znodes, strict=True) if znode is not None)
 
-    def restore(self, ledger: JournaledLedger) -> tuple[Restoration, StoredData]:
-        restoration = self._changes.restore(ledger.path, ledger.data)
-        return restoration, self._look_for_data(ledger)
-
-    def _look_for_data(self, ledger: JournaledLedger) -> StoredData:
-        """Ask each bookie of the ledger for the last entry that it has. A read of this kind fences no ledger."""
-        metadata = parse_ledger_metadata(ledger.data)
-        if metadata.state is BookKeeperLedgerState.CLOSED and metadata.last_entry < 0:
-            return StoredData.STORED  # an empty ledger
-        requests = [EntryRequest(ledger.ledger_id, bookie_id) for bookie_id in sorted(metadata.bookie_ids)]
+    def restore(self, ledgers: Sequence[JournaledLedger]) -> list[tuple[Restoration, StoredData]]:
+        restorations = []
+        for ledger in ledgers:
+            raise_if_stopped()
+            restorations.append(self._changes.restore(ledger.path, ledger.data))
         with BookieConnections(BookieDirectory(self._reader, self._root)) as connections:
-            answers = connections.read_entries(requests).values()
-        if any(isinstance(answer, bytes) for answer in answers):
-            return StoredData.STORED
-        return StoredData.GONE if all(answer is None for answer in answers) else StoredData.UNKNOWN
+            return list(zip(restorations, look_for_stored_data(connections, ledgers), strict=True))

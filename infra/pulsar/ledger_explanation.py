@@ -3,12 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from infra.pulsar.bookie_reads import BookieDirectory
 from infra.pulsar.cluster_clock import read_cluster_clock_ms
-from infra.pulsar.compacted_ledgers import resolve_compaction_cursors
+from infra.pulsar.cluster_references import scan_cluster_references
 from infra.pulsar.ledger_scan import LedgerZnode, list_locked_ledgers, parse_ledger
 from infra.pulsar.owner_lookup import OwnerDirectory
-from infra.pulsar.reference_scan import list_namespaces, list_schema_tenants, scan_references
 from infra.pulsar.scan_facts import ScanFact, ScannedReference, ScanProblem
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import UnknownObject
@@ -21,7 +19,7 @@ from logstore.pulsar.ledger_verdicts import (
     judge_owner_lookup,
     judge_two_scans,
 )
-from logstore.pulsar.znode_names import LOG_ROOTS, MANAGED_LEDGERS, format_ledger_path
+from logstore.pulsar.znode_names import LOG_ROOTS, format_ledger_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +99,6 @@ def _judge_unreferenced_ledger(ledger: ScannedLedger, owners: OwnerDirectory, *,
 
 def _scan_for(reader: ZnodeReader, ledgers_root: str, ledger_id: int, log_roots: Sequence[str]) -> Iterator[ScanFact]:
     """Yield the references to the ledger, and all problems."""
-    directory = BookieDirectory(reader, ledgers_root)
-    namespaces = list_namespaces(reader)
-    if not namespaces:
-        yield ScanProblem(MANAGED_LEDGERS, "expected the namespaces of a Pulsar cluster, found none")
-    facts = scan_references(reader, namespaces, list_schema_tenants(reader), log_roots)
-    for fact in resolve_compaction_cursors(reader, directory, ledgers_root, facts):
+    for fact in scan_cluster_references(reader, ledgers_root, log_roots):
         if isinstance(fact, ScanProblem) or (isinstance(fact, ScannedReference) and fact.ledger_id == ledger_id):
             yield fact

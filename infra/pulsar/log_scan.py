@@ -38,6 +38,13 @@ def scan_logs(reader: ZnodeReader, roots: Sequence[str]) -> Iterator[ScanFact]:
         yield from _scan_segments(reader, [f"{log}/ledgers" for log in folders])
 
 
+def find_folder_of_logs(path: str) -> str:
+    """Return a root from which `scan_logs` yields the reference at `path`."""
+    folders = path.split("/")
+    first = next(index for index, name in enumerate(folders) if name == _LOG or name.startswith(_POOL_PREFIX))
+    return "/".join(folders[:first])
+
+
 def _walk_folders(reader: ZnodeReader, roots: Sequence[str]) -> Iterator[str]:
     """Yield logs, folders of allocation pools, and segments that are not in a log."""
     remaining = list(roots)

@@ -50,8 +50,11 @@ class ClusterChanges(Protocol):
     def find_existing(self, ledger_ids: Collection[int]) -> frozenset[int]:
         """Return those of the ledgers that exist now."""
 
-    def restore(self, ledger: JournaledLedger) -> tuple[Restoration, StoredData]:
-        """Put a ledger back, and look whether a bookie still has its entries. Idempotent."""
+    def restore(self, ledgers: Sequence[JournaledLedger]) -> list[tuple[Restoration, StoredData]]:
+        """Put ledgers back, and then look whether bookies still have their entries. Idempotent.
+
+        A garbage collection between two ledgers costs data. So all ledgers are put back before a bookie is asked.
+        """
 
 
 class PulsarClusterAccess(Protocol):

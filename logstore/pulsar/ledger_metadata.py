@@ -70,6 +70,7 @@ class LedgerMetadata:
     last_entry: int  # -1 for an empty ledger and for one that is not closed
     segments: tuple[EnsembleSegment, ...]
     ack_quorum: int  # bookies that have stored an entry before its writer is answered
+    write_quorum: int = 1  # bookies that get each entry
     digest: str = ""  # name of the type; "" in version 1
     password: bytes = field(default=b"", repr=False)
     custom: Mapping[str, bytes] = field(default_factory=dict)
@@ -77,6 +78,16 @@ class LedgerMetadata:
     def find_segment(self, entry_id: int) -> EnsembleSegment:
         """Return the segment that has the entry."""
         return next(segment for segment in reversed(self.segments) if segment.first_entry <= max(entry_id, 0))
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes on all bookies together, as far as the metadata say. See `size_bytes`."""
+        return self.size_bytes * self.write_quorum
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no bookie can have an entry."""
+        return self.state is BookKeeperLedgerState.CLOSED and self.last_entry < 0
 
     @property
     def bookie_ids(self) -> frozenset[str]:
@@ -180,7 +191,7 @@ def _parse_version_1(body: bytes) -> LedgerMetadata:
         closed = bool(rows) and rows[-1][1:] == ["CLOSED"]
         end = int(rows.pop()[0]) if closed else _NO_ENTRY
         segments = tuple(EnsembleSegment(int(first), tuple(bookies)) for first, *bookies in rows)
-        size, ack_quorum = int(length), int(quorum)
+        size, write_quorum = int(length), int(quorum)
     except ValueError as error:
         raise UnreadableMetadata(_VERSION_1, expected="lines with numbers", found=str(error)) from None
     if not segments or not all(segment.bookie_ids for segment in segments):
@@ -189,7 +200,14 @@ def _parse_version_1(body: bytes) -> LedgerMetadata:
         state, size, end = BookKeeperLedgerState.IN_RECOVERY if closed else BookKeeperLedgerState.OPEN, 0, _NO_ENTRY
     else:
         state = BookKeeperLedgerState.CLOSED
-    return LedgerMetadata(state=state, size_bytes=size, last_entry=end, segments=segments, ack_quorum=ack_quorum)
+    return LedgerMetadata(
+        state=state,
+        size_bytes=size,
+        last_entry=end,
+        segments=segments,
+        ack_quorum=write_quorum,
+        write_quorum=write_quorum,
+    )
 
 
 def _parse_text_message(body: bytes) -> messages.LedgerMetadata:
@@ -223,6 +241,7 @@ def _from_message(message: messages.LedgerMetadata) -> LedgerMetadata:
             EnsembleSegment(segment.firstEntryId, tuple(segment.ensembleMember)) for segment in message.segment
         ),
         ack_quorum=message.ackQuorumSize if message.HasField("ackQuorumSize") else message.quorumSize,
+        write_quorum=message.quorumSize,
         digest=_DIGEST_BY_NUMBER[message.digestType] if message.HasField("digestType") else "",
         password=message.password,
         custom={pair.key: pair.value for pair in message.customMetadata},

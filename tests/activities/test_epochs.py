@@ -91,6 +91,7 @@ _STANDING: Final[dict[str, str]] = {
     "pulsar.begin_apply": _RUN,
     "pulsar.apply_page": _RUN,
     "pulsar.conclude_apply": _RUN,
+    "pulsar.begin_undo": _RUN,
     "pulsar.undo_page": _RUN,
 }
 

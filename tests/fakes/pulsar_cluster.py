@@ -112,13 +112,17 @@ class FakeClusterChanges:
         """See the port."""
         return frozenset(self._cluster.ledgers.keys() & set(ledger_ids))
 
-    def restore(self, ledger: JournaledLedger) -> tuple[Restoration, StoredData]:
+    def restore(self, ledgers: Sequence[JournaledLedger]) -> list[tuple[Restoration, StoredData]]:
         """See the port."""
         self._cluster.before_change()
-        with effect("pulsar.restore_ledger"):
-            self._require_lease()
-            present = self._cluster.ledgers.setdefault(ledger.ledger_id, ledger.data)
-        return Restoration.RESTORED if present == ledger.data else Restoration.OCCUPIED, StoredData.STORED
+        results = []
+        for ledger in ledgers:
+            with effect("pulsar.restore_ledger"):
+                self._require_lease()
+                present = self._cluster.ledgers.setdefault(ledger.ledger_id, ledger.data)
+            restoration = Restoration.RESTORED if present == ledger.data else Restoration.OCCUPIED
+            results.append((restoration, StoredData.STORED))
+        return results
 
     def _require_lease(self) -> None:
         if self._cluster.lease != self._lease:

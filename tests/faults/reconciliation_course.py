@@ -50,6 +50,7 @@ _ORPHAN_AGE_US: Final = 3 * 86_400 * 1_000_000
 _ORPHAN_NUMBERS: Final = (1_000_007, 1_000_008, 1_000_009)  # of orphaned segments, above whatever a retry draws
 _ABANDONED_UUID: Final = "abandoned"
 _CLUSTER_ORPHANS: Final = (7, 8)
+_OLD_JOURNAL: Final = "cluster-journals/apply-long-gone-"
 
 
 class ReconciliationOperators(MainJobOperators):
@@ -155,7 +156,12 @@ class ReconciliationOperators(MainJobOperators):
         assert (result.findings["orphan_ledger"], result.incomplete) == (len(_CLUSTER_ORPHANS), [])
 
     def _plant_cluster_orphans(self) -> None:
+        """Plant orphans, and the journal of an apply that the catalog has forgotten long ago."""
         self.world.cluster.ledgers |= dict.fromkeys(_CLUSTER_ORPHANS, b"ledger")
+        records = self.world.records
+        now_us, records.now_us = records.now_us, 1
+        records.put_if_absent(f"{_OLD_JOURNAL}{self._turn}/1.jsonl", b"", metadata={})
+        records.now_us = now_us
 
     def apply_cluster(self) -> None:
         """Delete what the plan of the turn found in the cluster. Each deleted ledger is in the journal."""
@@ -171,6 +177,7 @@ class ReconciliationOperators(MainJobOperators):
         cluster, run_id = self.world.cluster, f"pulsar-{self._turn}"
         assert not cluster.ledgers
         assert cluster.lease[0] == "", "the lease is free again"
+        assert not [key for key in self.world.records.keys if key.startswith(_OLD_JOURNAL)]
         journal = self._process.catalog.cluster_journal.list_ledgers(f"apply-{run_id}", after=-1, limit=100)
         deleted = {each.ledger_id: each.data for each in journal if each.deleted_us is not None}
         assert deleted == dict.fromkeys(_CLUSTER_ORPHANS, b"ledger")

@@ -353,6 +353,7 @@ class WorkflowHarness:
             applying.begin_cluster_apply,
             applying.apply_cluster_page,
             applying.conclude_cluster_apply,
+            activities.cluster_undoing.begin_undo,
             activities.cluster_undoing.undo_page,
         ]
 

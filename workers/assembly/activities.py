@@ -163,11 +163,14 @@ def create_activities(log: LogStore, owners: TopicOwners) -> WorkerActivities:
             records=log.record_objects,
             cluster=log.cluster,
             bulk=log.bulk,
+            store_now_us=log.store_now_us,
+            finished_retention_s=log.policies.finished_retention_s,
         ),
         cluster_undoing=UndoClusterActivities(
             reconciliation=catalog.reconciliation,
             identities=catalog.identities,
             journal=catalog.cluster_journal,
+            records=log.record_objects,
             cluster=log.cluster,
         ),
         coordination=TransactionCoordinatorActivities(

@@ -121,6 +121,7 @@ class CommandServices:
     explain_pulsar_ledger = _import_on_call("workers.operations.pulsar_cluster", "explain_pulsar_ledger")
     require_pulsar_cluster = _import_on_call("workers.assembly.pulsar_cluster", "pulsar_cluster_from_settings")
     scan_pulsar_index_buckets = _import_on_call("workers.operations.pulsar_cluster", "scan_pulsar_index_buckets")
+    verify_pulsar_apply = _import_on_call("workers.operations.pulsar_cluster", "verify_pulsar_apply")
     run_worker = _import_on_call("workers.hosting.worker_process", "run_worker")
 
 

@@ -73,7 +73,9 @@ COMMANDS = {
         "Jobs that recur: sweep, trim, plan, and those of records.", "workflows_and_schedules"
     ),
     "pulsar": LazyCommandEntry(
-        "A Pulsar cluster: ledgers that nothing refers to.", "pulsar", other_modules=("pulsar_transactions",)
+        "A Pulsar cluster: ledgers that nothing refers to.",
+        "pulsar",
+        other_modules=("pulsar_transactions", "pulsar_verify"),
     ),
     "owners": LazyCommandEntry("Which worker does the background work of which topics.", "owners"),
 }

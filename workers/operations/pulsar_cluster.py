@@ -1,10 +1,12 @@
 """Looks at the Pulsar cluster that the settings name, for commands. Everything is read only."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import partial
 
+from infra.pulsar.apply_verification import ApplyVerification, ApplyVerifier
 from infra.pulsar.broker_admin import BrokerAdmin
 from infra.pulsar.broker_registrations import list_registered_brokers
-from infra.pulsar.cluster_check import check_cluster
+from infra.pulsar.cluster_check import check_cluster, read_cluster_identity
 from infra.pulsar.index_bucket_scan import (
     ScannedIndexBucket,
     list_partitions,
@@ -15,9 +17,14 @@ from infra.pulsar.ledger_explanation import LedgerExplanation, explain_ledger
 from infra.pulsar.open_transactions import TransactionReport, read_open_transactions
 from infra.pulsar.owner_lookup import open_owner_directory
 from infra.pulsar.scan_facts import ScanProblem
-from logstore.errors import InvalidInput
+from logstore.errors import InvalidInput, PreconditionFailed
+from logstore.ports.catalog import ClusterJournal, JournaledLedger, ReconciliationRun, iterate_journal
 from logstore.pulsar.cluster_check import ClusterCheck
+from logstore.pulsar.cluster_findings import require_ledger_id
 from logstore.pulsar.delayed_buckets import parse_topic_argument
+from logstore.rate_limiter import RateLimiter
+from logstore.reconciliation.finding_files import FindingFiles
+from logstore.reconciliation.findings import FindingKind
 from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings
 from workers.settings import Settings
 
@@ -43,6 +50,46 @@ def explain_pulsar_ledger(settings: Settings, ledger_id: int) -> LedgerExplanati
         open_owner_directory(cluster, reader, parallel_sessions=1) as owners,
     ):
         return explain_ledger(reader, owners, cluster.ledgers_root, ledger_id, log_roots=cluster.log_roots)
+
+
+def verify_pulsar_apply(
+    settings: Settings,
+    apply_run: ReconciliationRun,
+    journal: ClusterJournal,
+    findings: FindingFiles,
+) -> ApplyVerification:
+    """Look at the cluster after an apply. `findings` are those of the plan.
+
+    Raises:
+        PreconditionFailed: The settings name another cluster.
+    """
+    cluster = pulsar_cluster_from_settings(settings)
+    with cluster.open_reader(parallel_sessions=1) as reader:
+        planned, found = apply_run.summary["identity"], read_cluster_identity(reader, cluster.ledgers_root)
+        if found != planned:
+            raise PreconditionFailed(f"{apply_run.run_id}: expected the cluster {planned}, found {found}")
+        verifier = ApplyVerifier(
+            reader, cluster.ledgers_root, RateLimiter(cluster.reads_per_s), log_roots=cluster.log_roots
+        )
+        verifier.check_references(
+            partial(_find_journaled, journal, apply_run.run_id), frozenset(_iterate_dangling(findings))
+        )
+        verifier.check_journal(iterate_journal(journal, apply_run.run_id))
+        verifier.count_orphans_left(
+            require_ledger_id(finding) for _, finding in findings.iterate_findings(FindingKind.ORPHAN_LEDGER)
+        )
+        return verifier.result
+
+
+def _find_journaled(journal: ClusterJournal, run_id: str, ledger_ids: Collection[int]) -> dict[int, JournaledLedger]:
+    ledgers = journal.list_ledgers(run_id, after=-1, limit=len(ledger_ids), ledger_ids=ledger_ids)
+    return {ledger.ledger_id: ledger for ledger in ledgers}
+
+
+def _iterate_dangling(findings: FindingFiles) -> Iterator[tuple[str, int]]:
+    for _, finding in findings.iterate_findings(FindingKind.DANGLING_REFERENCE):
+        if finding.ledger_id is not None:
+            yield finding.key.removeprefix("/"), finding.ledger_id
 
 
 def scan_pulsar_index_buckets(settings: Settings, topic: str | None) -> Iterator[ScannedIndexBucket | ScanProblem]:

@@ -3,8 +3,10 @@
 Destroys nothing. Invariant: a znode gets the value that the journal has, and a znode that exists is never changed.
 To stop it, terminate it. An undo that runs again changes nothing about ledgers that are back.
 
-1. For each page of the journal, create the znodes that are absent, and ask bookies whether they have the entries.
-2. Free the lease of the cluster.
+1. Begin: find the journal in the catalog. If the catalog is lost, or the run has left it, read the journal from the
+   records bucket. A ledger that the journal does not have is refused.
+2. For each page of the journal, create the znodes that are absent. Then ask bookies whether they have the entries.
+3. Free the lease of the cluster.
 
 Source: BookKeeper's garbage collection, which keeps the entries of a ledger until it sees that the metadata are gone.
 """
@@ -18,7 +20,7 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.pulsar.inputs_and_results import UndonePage, UndoPageInput
+    from activities.pulsar.inputs_and_results import BeginUndoInput, UndonePage, UndoPageInput
     from activities.pulsar.undo_cluster import UndoClusterActivities
     from workflows import activity_options, guard_refusal_results, search_attributes
     from workflows.pulsar.job_definitions import UndoPulsarInput, UndoPulsarProgress, UndoPulsarResult
@@ -45,22 +47,30 @@ class UndoPulsar:
     @workflow.run
     async def run(self, request: UndoPulsarInput) -> UndoPulsarResult:
         workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(request.run_id)])
+        try:
+            await self._restore_pages()
+        except ActivityError as error:
+            refusal = find_guard_refusal(error) if self._progress.last < 0 else None
+            if refusal is None:
+                raise
+            workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
+            workflow.set_current_details(guard_refusal_results.format_refusal(refusal))
+            return UndoPulsarResult(run_id=request.run_id, refused=refusal)
+        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["UNDONE"])])
+        return UndoPulsarResult(run_id=request.run_id, counts=self._progress.counts)
+
+    async def _restore_pages(self) -> None:
+        request = self._request
+        if self._progress.last < 0:
+            begin = BeginUndoInput(run_id=request.run_id, ledger_ids=request.ledger_ids)
+            await workflow.execute_activity_method(UndoClusterActivities.begin_undo, begin, **_PAGE_OPTIONS)
         while True:
             page = UndoPageInput(run_id=request.run_id, after=self._progress.last, ledger_ids=request.ledger_ids)
-            try:
-                undone: UndonePage = await workflow.execute_activity_method(
-                    UndoClusterActivities.undo_page, page, **_PAGE_OPTIONS
-                )
-            except ActivityError as error:
-                refusal = find_guard_refusal(error) if self._progress.last < 0 else None
-                if refusal is None:
-                    raise
-                workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
-                workflow.set_current_details(guard_refusal_results.format_refusal(refusal))
-                return UndoPulsarResult(run_id=request.run_id, refused=refusal)
+            undone: UndonePage = await workflow.execute_activity_method(
+                UndoClusterActivities.undo_page, page, **_PAGE_OPTIONS
+            )
             if undone.last is None:
-                workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["UNDONE"])])
-                return UndoPulsarResult(run_id=request.run_id, counts=self._progress.counts)
+                return
             counts = dict(Counter(self._progress.counts) + Counter(undone.counts))
             self._progress = UndoPulsarProgress(counts=counts, last=undone.last)
             lines = "".join(f"- {name}: {count:,}\n" for name, count in sorted(counts.items()))

@@ -26,7 +26,7 @@ from logstore.ports.catalog.claims_and_deletion_results import (
     IntentTally,
     UndeletedCopyCounts,
 )
-from logstore.ports.catalog.cluster_journal import ClusterJournal, JournaledLedger
+from logstore.ports.catalog.cluster_journal import ClusterJournal, JournaledLedger, iterate_journal
 from logstore.ports.catalog.delayed_index import (
     CatalogDelayedMessageCounts,
     DelayedIndex,
@@ -239,6 +239,7 @@ __all__ = [
     "UnfinishedTransactionCounts",
     "UnrecordableRecord",
     "UnsealedEntryCounts",
+    "iterate_journal",
 ]
 
 

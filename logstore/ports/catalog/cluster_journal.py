@@ -1,6 +1,6 @@
 """Port of the journal of deletions in a Pulsar cluster: what an apply deletes, with all that an undo needs."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,3 +45,16 @@ class ClusterJournal(Protocol):
 
         The journal leaves with the run.
         """
+
+
+_LEDGERS_PER_PAGE = 1_000
+
+
+def iterate_journal(
+    journal: ClusterJournal, run_id: str, *, ledger_ids: Collection[int] | None = None
+) -> Iterator[JournaledLedger]:
+    """Yield the ledgers of a journal, ascending. Memory holds one page."""
+    after = -1
+    while page := journal.list_ledgers(run_id, after=after, limit=_LEDGERS_PER_PAGE, ledger_ids=ledger_ids):
+        yield from page
+        after = page[-1].ledger_id

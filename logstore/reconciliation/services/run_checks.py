@@ -40,14 +40,34 @@ def require_appliable_cluster_plan(
         UnknownObject: No run has this id.
         PreconditionFailed: The run is not a finished plan of a cluster, the plan is incomplete, or of another catalog.
     """
-    run = runs.get_run(run_id)
-    if run.kind is not RunKind.CLUSTER_PLAN:
-        raise PreconditionFailed(f"run {run_id}: expected a plan of a Pulsar cluster, found one of {run.kind.value}")
-    plan = _require_finished(run, "plan")
+    plan, run = _require_finished_cluster_plan(runs, run_id)
     if plan.incomplete:
         raise PreconditionFailed(f"plan {run_id}: expected a complete one, found this problem: {plan.incomplete[0]}")
     _require_own_catalog(run, identities)
     return plan, run
+
+
+def require_applied_cluster_plan(runs: ReconciliationRuns, run_id: str) -> tuple[PlanOrScrubResult, ReconciliationRun]:
+    """Return the result of a plan of a Pulsar cluster, and the run of its apply, finished or not.
+
+    Raises:
+        UnknownObject: No run has this id.
+        PreconditionFailed: The run is not a finished plan of a cluster, or the plan was not applied.
+    """
+    plan, _ = _require_finished_cluster_plan(runs, run_id)
+    apply_run = find_apply(runs, run_id)
+    if apply_run is None:
+        raise PreconditionFailed(f"plan {run_id}: expected an applied one, found no apply")
+    return plan, apply_run
+
+
+def _require_finished_cluster_plan(
+    runs: ReconciliationRuns, run_id: str
+) -> tuple[PlanOrScrubResult, ReconciliationRun]:
+    run = runs.get_run(run_id)
+    if run.kind is not RunKind.CLUSTER_PLAN:
+        raise PreconditionFailed(f"run {run_id}: expected a plan of a Pulsar cluster, found one of {run.kind.value}")
+    return _require_finished(run, "plan"), run
 
 
 def _require_own_catalog(run: ReconciliationRun, identities: CatalogIdentity) -> None:

@@ -88,12 +88,13 @@ def ledger_metadata(
     last_entry: int = 9,
     length: int = 100,
     first_entry: int = 0,
+    quorum: int = 1,
 ) -> bytes:
     """Encode the znode of a ledger in version 3. States: 1 open, 2 in recovery, 3 closed."""
     segment = encode_message(*((1, each) for each in bookies), (2, first_entry))
     closed = [(4, last_entry)] if state == 3 else []
     body = encode_message(
-        (1, 1), (2, len(bookies)), (3, length), *closed, (5, state), (6, segment), (7, 3), (8, b""), (9, 1),
+        (1, quorum), (2, len(bookies)), (3, length), *closed, (5, state), (6, segment), (7, 3), (8, b""), (9, 1),
         *((11, encode_message((1, key), (2, value))) for key, value in (custom or {}).items()),
     )  # fmt: skip
     return b"BookieMetadataFormatVersion\t3\n" + encode_varint(len(body)) + body

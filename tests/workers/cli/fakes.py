@@ -38,6 +38,7 @@ from logstore.ports.catalog import (
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.records.record_kinds import RecordKind
 from logstore.records.tombstone_rules import CompoundOperation
+from tests.fakes.object_store import FakeObjectStore
 from tests.fakes.reconciliation_runs import FakeReconciliationRuns
 from tests.logstore.delayed.rows import Snapshots
 from workers.cli.command_context import CommandServices, Say
@@ -72,6 +73,7 @@ class FakeLogStore:
         self.cumulative: tuple[int, Position] | None = (3, Position(LedgerId(4), 1))
         self.topic_logs = SimpleNamespace(append=self._append, roll=self._roll)
         self.delivery = SimpleNamespace(create_consumer=self._create_consumer)
+        self.record_objects = FakeObjectStore()
         self.index = FakeDelayedIndex()
         self.delayed = SimpleNamespace(snapshots=self.index.snapshots)
         self.contents: list[bytes] = []  # of schema versions

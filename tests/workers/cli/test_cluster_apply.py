@@ -14,6 +14,7 @@ from tests.workers.cli.cluster_plans import CATALOG_ID, INCOMPLETE_REASON, RUN_I
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices, FakeJobHandle
 from tests.workflows.pulsar.cluster_plans import orphan_ledger
+from workflows.input_bounds import MAX_LEDGER_IDS
 from workflows.pulsar.job_definitions import ApplyPulsarResult, UndoPulsarResult
 
 _UNDONE = JournaledLedger(
@@ -39,6 +40,7 @@ class ChangingClient:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.stopped = ""
+        self.undone = {"restored": 1, "stored": 1}
 
     async def apply_pulsar(self, run_id: str, **asked: Any) -> Any:
         self.asked.append(asked)
@@ -48,7 +50,7 @@ class ChangingClient:
 
     async def undo_pulsar(self, run_id: str, **asked: Any) -> Any:
         self.asked.append(asked)
-        result = UndoPulsarResult(run_id=run_id, counts={"restored": 1, "stored": 1})
+        result = UndoPulsarResult(run_id=run_id, counts=self.undone)
         return FakeJobHandle(result, id=f"undo-pulsar/{run_id}")  # type: ignore[arg-type]
 
 
@@ -150,14 +152,43 @@ def test_plan_of_another_catalog_is_refused(run: Run, planned: PlannedCluster, c
 
 
 def test_undo_answers_each_ledger_with_its_data(run: Run, planned: PlannedCluster, changing: ChangingClient) -> None:
+    planned.store_apply([])
     answer = document(run("orphans", "undo", RUN_ID, "--ledger", "7", "--json"))
     assert changing.asked[0]["ledger_ids"] == [7]
     assert answer["counts"] == {"restored": 1, "stored": 1}
     assert answer["ledgers"] == [{"ledger_id": 7, "path": _UNDONE.path, "znode": "restored", "data": "stored"}]
 
 
-def test_undo_of_an_unknown_run_is_refused_before_a_job_starts(
+def test_undo_says_what_a_ledger_without_references_or_data_means(
     run: Run, planned: PlannedCluster, changing: ChangingClient
 ) -> None:
-    assert document(run("orphans", "undo", "pulsar-none", "--json"), 2)["error"]["type"] == "UnknownObject"
+    planned.store_apply([])
+    answer = run("orphans", "undo", RUN_ID)
+    assert "Nothing in Pulsar reads it until something refers to it" in " ".join(answer.stderr.split())
+    assert "no bookie has entries" not in answer.stderr
+    changing.undone = {"restored": 1, "gone": 1}
+    assert "no bookie has entries" in " ".join(run("orphans", "undo", RUN_ID).stderr.split())
+
+
+@pytest.mark.parametrize("run_id", ["pulsar-none", RUN_ID])
+def test_undo_of_an_apply_that_nobody_knows_is_refused_before_a_job_starts(
+    run_id: str, run: Run, planned: PlannedCluster, changing: ChangingClient
+) -> None:
+    error = document(run("orphans", "undo", run_id, "--json"), 2)["error"]
+    assert error["message"] == f"run_id: expected a plan whose apply has deleted ledgers, found '{run_id}'"
     assert changing.asked == []
+
+
+def test_undo_starts_if_only_the_records_bucket_knows_the_apply(
+    run: Run, services: FakeCommandServices, planned: PlannedCluster, changing: ChangingClient
+) -> None:
+    key = f"cluster-journals/apply-{RUN_ID}/1.jsonl"
+    services.log.record_objects.put_if_absent(key, b"its content is the job's concern", metadata={})
+    document(run("orphans", "undo", RUN_ID, "--json"))
+    assert len(changing.asked) == 1
+
+
+def test_too_many_ledgers_are_refused(run: Run, planned: PlannedCluster, changing: ChangingClient) -> None:
+    ids = [word for ledger_id in range(MAX_LEDGER_IDS + 1) for word in ("--ledger", str(ledger_id))]
+    error = document(run("orphans", "undo", RUN_ID, *ids, "--json"), 2)["error"]
+    assert error["message"] == "ledger: expected at most 10,000 ledgers, found 10001"

@@ -1,6 +1,6 @@
 """`plan-pulsar` as a whole: a real ZooKeeper, Spark and Temporal, and a bookie that speaks the real protocol."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,12 @@ from kazoo.client import KazooClient
 from activities.pulsar.apply_cluster import ApplyClusterActivities
 from activities.pulsar.plan_cluster import PlanClusterActivities
 from activities.pulsar.undo_cluster import UndoClusterActivities
+from infra.catalog import SqlCatalog
 from infra.coordination.zookeeper_session import EnsembleOptions
+from infra.pulsar.bookie_reads import BookieConnections
+from infra.pulsar.stored_data import look_for_stored_data
+from logstore.ports.catalog import JournaledLedger
+from logstore.ports.pulsar_cluster import StoredData
 from logstore.pulsar.plan_jobs import FIRST_SCAN, NO_OFFLOAD_BUCKET, SECOND_SCAN
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob, BulkJobProgress, BulkJobSummary
 from logstore.reconciliation.finding_files import FindingFiles
@@ -21,6 +26,7 @@ from spark.job_mains import lazy_cluster_job_mains
 from spark.job_runner import SparkBulkJobs
 from spark.published_output import PublishedOutputs
 from spark.warm_session import WarmSession
+from tests.activities.activity_world import open_activity_world
 from tests.infra.pulsar.conftest import cluster, ensemble, zookeeper
 from tests.logstore.pulsar import wire
 from tests.spark.conftest import warm
@@ -78,9 +84,11 @@ def jobs(warm: WarmSession, tmp_path: Path, settings: Settings) -> GatedSparkJob
 
 
 @asynccontextmanager
-async def working(house: WorkflowHarness, settings: Settings, jobs: SparkBulkJobs) -> AsyncIterator[None]:
+async def working(
+    house: WorkflowHarness, settings: Settings, jobs: SparkBulkJobs, catalog: SqlCatalog | None = None
+) -> AsyncIterator[None]:
     """A worker whose plans read the cluster of the settings."""
-    catalog = house.world.catalog
+    catalog = catalog or house.world.catalog
     planning = PlanClusterActivities(
         reconciliation=catalog.reconciliation,
         identities=catalog.identities,
@@ -95,11 +103,14 @@ async def working(house: WorkflowHarness, settings: Settings, jobs: SparkBulkJob
         records=house.world.record_objects,
         cluster=PulsarClusterOfSettings(settings),
         bulk=jobs,
+        store_now_us=lambda: house.world.record_objects.now_us,
+        finished_retention_s=30 * 86_400,
     )
     undoing = UndoClusterActivities(
         reconciliation=catalog.reconciliation,
         identities=catalog.identities,
         journal=catalog.cluster_journal,
+        records=house.world.record_objects,
         cluster=PulsarClusterOfSettings(settings),
     )
     replacements: list[Callable[..., Any]] = [
@@ -109,6 +120,7 @@ async def working(house: WorkflowHarness, settings: Settings, jobs: SparkBulkJob
         applying.begin_cluster_apply,
         applying.apply_cluster_page,
         applying.conclude_cluster_apply,
+        undoing.begin_undo,
         undoing.undo_page,
     ]
     async with house.worker(max_cached_workflows=0, replacements=replacements):
@@ -319,3 +331,73 @@ async def test_undo_puts_back_what_applies_have_deleted(
         confirmed = len(_ORPHANS - _UNCONFIRMED)
         assert (result.counts["restored"], result.counts["present"]) == (confirmed - 1, 1)
         assert ledger_ids(real_cluster) == before
+
+
+async def test_undo_after_the_catalog_was_thrown_away(
+    house: WorkflowHarness, settings: Settings, jobs: GatedSparkJobs, real_cluster: KazooClient, tmp_path: Path
+) -> None:
+    """A new catalog knows neither the plan nor the apply. Torn copies change nothing in the cluster."""
+    before, records = ledger_ids(real_cluster), house.world.record_objects
+    async with working(house, settings, jobs):
+        await (await plan_at_once(house)).result()
+        await apply(house)
+    deleted = before - ledger_ids(real_cluster)
+    key = next(key for key in records.keys if key.startswith(f"cluster-journals/apply-{run_id(house)}/"))
+    copy = records.get(key)
+    assert copy
+    (tmp_path / "new").mkdir()
+    new_world = open_activity_world(tmp_path / "new")
+    with new_world.opened:
+        async with working(house, settings, jobs, new_world.catalog):
+            records.delete([key])
+            records.put_if_absent(key, copy.body[:-1], metadata={})
+            refused = (await undo(house)).refused
+            assert refused
+            assert refused.message.startswith(f"{key}: expected an object whose name is its SHA-256 digest")
+            assert ledger_ids(real_cluster) == before - deleted
+            records.delete([key])
+            records.put_if_absent(key, copy.body, metadata={})
+            refused = (await undo(house, 101, 99)).refused
+            assert refused
+            assert "found '99'" in refused.message
+            assert ledger_ids(real_cluster) == before - deleted
+            assert (await undo(house)).counts["restored"] == len(deleted)
+    assert ledger_ids(real_cluster) == before
+
+
+async def test_undo_without_the_catalog_refuses_another_cluster(
+    house: WorkflowHarness, settings: Settings, jobs: GatedSparkJobs, real_cluster: KazooClient, tmp_path: Path
+) -> None:
+    async with working(house, settings, jobs):
+        await (await plan_at_once(house)).result()
+        await apply(house)
+    remaining = ledger_ids(real_cluster)
+    real_cluster.set("/ledgers/INSTANCEID", b"77aa")
+    (tmp_path / "new").mkdir()
+    new_world = open_activity_world(tmp_path / "new")
+    with new_world.opened:
+        async with working(house, settings, jobs, new_world.catalog):
+            refused = (await undo(house)).refused
+    assert refused
+    assert "expected the cluster 5f0a/" in refused.message
+    assert ledger_ids(real_cluster) == remaining
+
+
+async def test_ledgers_are_back_before_a_bookie_is_asked(
+    house: WorkflowHarness, settings: Settings, jobs: GatedSparkJobs, real_cluster: KazooClient
+) -> None:
+    """A bookie that does not answer must not delay the others until their entries are gone."""
+    before = ledger_ids(real_cluster)
+    seen: list[set[int]] = []
+
+    def watch(connections: BookieConnections, ledgers: Sequence[JournaledLedger]) -> list[StoredData]:
+        seen.append(ledger_ids(real_cluster))
+        return look_for_stored_data(connections, ledgers)
+
+    async with working(house, settings, jobs):
+        await (await plan_at_once(house)).result()
+        await apply(house)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("infra.pulsar.cluster_changes.look_for_stored_data", watch)
+            await undo(house)
+    assert seen == [before]

@@ -2,11 +2,12 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from logstore.errors import InvalidInput
+from logstore.errors import InvalidInput, UnknownObject
+from logstore.ports.pulsar_cluster import StoredData
 from logstore.pulsar.znode_names import MAX_LEDGER_ID
 from logstore.reconciliation.findings import FindingKind
 from workers.cli.answer_output import Answer, print_note
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
     from workflows.pulsar.job_definitions import ApplyPulsarResult, UndoPulsarResult
 
 _CLUSTER_PLAN = "pulsar-8c1d5f0e9a3b"  # id in examples
-_MAX_LEDGER_IDS = 10_000
+_UNREFERENCED: Final = (
+    "a ledger that is back has its metadata again, so that bookies keep its entries. Nothing in Pulsar reads it until"
+    " something refers to it: sexton pulsar explain LEDGER_ID. The next plan finds it as an orphan again"
+)
+_WITHOUT_DATA: Final = "`gone`: the metadata are back, and no bookie has entries, so that each read of the ledger fails"
 
 
 def apply_cluster_plan(
@@ -113,8 +118,11 @@ def _answer_apply(workflow_id: str, result: "ApplyPulsarResult") -> Answer:
 
 
 def _check_ledger_ids(ledger_ids: list[int] | None) -> list[int] | None:
-    if ledger_ids and len(ledger_ids) > _MAX_LEDGER_IDS:
-        raise InvalidInput("ledger", expected=f"at most {_MAX_LEDGER_IDS:,} ledgers", found=len(ledger_ids))
+    if ledger_ids:
+        from workflows.input_bounds import MAX_LEDGER_IDS  # noqa: PLC0415 - start-up time
+
+        if len(ledger_ids) > MAX_LEDGER_IDS:
+            raise InvalidInput("ledger", expected=f"at most {MAX_LEDGER_IDS:,} ledgers", found=len(ledger_ids))
     return ledger_ids
 
 
@@ -138,15 +146,27 @@ def undo_apply(
     """Put back the ledgers that an apply of a plan of a Pulsar cluster has deleted.
 
     A ledger is readable again as long as bookies have its entries: until their next garbage collection, which runs
-    every 15 minutes by default. The answer says for each ledger whether a bookie still has entries.
+    every 15 minutes by default. The answer says for each ledger whether a bookie still has entries. If the catalog was
+    lost, the ledgers come from the records bucket.
     """
-    context.catalog.reconciliation.get_run(run_id)
+    _require_journal(context, run_id)
     return CommandLineJob(
         lambda client: client.undo_pulsar(run_id, ledger_ids=ledger or (), reason=reason, actor=context.actor),
         "undoing",
         partial(_answer_undo, context, ledger),
         answer_started=answer_started_plan,
     )
+
+
+def _require_journal(context: CommandContext, run_id: str) -> None:
+    """Refuse an apply that neither the catalog nor the records bucket knows. Later checks are those of the job."""
+    from activities.pulsar.journal_copies import JournalCopies  # noqa: PLC0415 - start-up time
+    from logstore.reconciliation.findings import apply_run_id  # noqa: PLC0415
+    from logstore.reconciliation.services.run_checks import find_apply  # noqa: PLC0415
+
+    is_in_catalog = find_apply(context.catalog.reconciliation, run_id) is not None
+    if not is_in_catalog and not JournalCopies(context.log.record_objects).has_copies(apply_run_id(run_id)):
+        raise UnknownObject("run_id", expected="a plan whose apply has deleted ledgers", found=run_id)
 
 
 def _answer_undo(
@@ -169,6 +189,9 @@ def _answer_undo(
         "ledgers": rows,
         "workflow_id": workflow_id,
     }
+    print_note(_UNREFERENCED)
+    if result.counts.get(StoredData.GONE.value):
+        print_note(_WITHOUT_DATA)
     table = Answer(document=rows, title="ledgers", empty="nothing was deleted")
     display = {"plan": result.run_id, **sort_counts(result.counts)}
     return Answer(document=document, display=display, sections=[table])
