@@ -102,6 +102,7 @@ bench: setup ## Measure ours beside the bare thing on real servers; prints ratio
 	$(BIN)/python -m tests.benchmarks.start_up
 	$(BIN)/python -m tests.benchmarks.reconciliation_speed
 	$(BIN)/python -m tests.benchmarks.pulsar_speed
+	$(BIN)/python -m tests.benchmarks.pulsar_apply_speed
 	$(BIN)/python -m tests.benchmarks.transaction_speed
 	$(BIN)/python -m tests.benchmarks.delayed_speed
 	$(BIN)/python -m tests.benchmarks.cold_start_speed

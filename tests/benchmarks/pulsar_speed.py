@@ -9,9 +9,7 @@ of memory.
 
 import json
 import multiprocessing
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,16 +17,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from kazoo.client import KazooClient
-
 from infra.pulsar.cluster_access import PulsarCluster
-from infra.stack.service_port_choice import LOOPBACK, ChosenPorts
-from infra.stack.stack_home import StackHome
-from infra.stack.zookeeper_service import define_zookeeper_service
 from logstore.pulsar.plan_jobs import CompareScansJob, ScanClusterJob
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
@@ -37,6 +30,7 @@ from spark.job_mains import cluster_job_mains
 from spark.job_runner import SparkBulkJobs
 from spark.published_output import PublishedOutputs
 from spark.warm_session import SparkSettings, WarmSession
+from tests.benchmarks.generated_cluster import connect, make_ledger, run_zookeeper, tell, write_znodes
 from tests.benchmarks.reconciliation_speed import peak_memory
 from tests.logstore.pulsar import wire
 
@@ -45,10 +39,7 @@ _LEDGERS_PER_TOPIC: Final = 10
 _TOPICS_PER_NAMESPACE: Final = 5_000
 _TOPICS_PER_ORPHAN: Final = 100
 _TOPICS_PER_BARE_READ: Final = 10
-_CREATES_PER_TRANSACTION: Final = 500
-_TRANSACTIONS_AHEAD: Final = 8
 _READS_AHEAD: Final = 2_000
-_BOOKIES: Final = ("10.0.0.1:3181", "10.0.0.2:3181", "10.0.0.3:3181")
 
 
 def generate_znodes(topics: Iterable[int]) -> Iterator[tuple[str, bytes]]:
@@ -56,52 +47,29 @@ def generate_znodes(topics: Iterable[int]) -> Iterator[tuple[str, bytes]]:
     for topic in topics:
         namespace, first = f"bench/ns-{topic // _TOPICS_PER_NAMESPACE}", topic * _LEDGERS_PER_TOPIC
         name, schema = f"{namespace}/persistent/topic-{topic}", f"{namespace}/topic-{topic}"
-        messages = _make_ledger("managed-ledger", **{"managed-ledger": name})
-        cursor = _make_ledger("managed-ledger", **{"managed-ledger": name, "cursor": "billing"})
-        for ledger_id, value in enumerate([*[messages] * 8, cursor, _make_ledger("schema", schemaId=schema)], first):
+        messages = make_ledger("managed-ledger", **{"managed-ledger": name})
+        cursor = make_ledger("managed-ledger", **{"managed-ledger": name, "cursor": "billing"})
+        for ledger_id, value in enumerate([*[messages] * 8, cursor, make_ledger("schema", schemaId=schema)], first):
             yield f"ledgers/{format_ledger_path(ledger_id)}", value
         yield f"managed-ledgers/{name}", wire.managed_ledger(range(first, first + 8))
         yield f"managed-ledgers/{name}/billing", wire.cursor(first + 8)
         yield f"schemas/{schema}", wire.schema_locator([first + 9])
         if topic % _TOPICS_PER_ORPHAN == 0:
-            gone = _make_ledger("managed-ledger", **{"managed-ledger": f"{namespace}/persistent/gone"})
+            gone = make_ledger("managed-ledger", **{"managed-ledger": f"{namespace}/persistent/gone"})
             yield f"ledgers/{format_ledger_path(2**31 + topic)}", gone
 
 
-def _make_ledger(component: str, **keys: str) -> bytes:
-    custom = {"application": "pulsar", "component": component, **{f"pulsar/{name}": key for name, key in keys.items()}}
-    return wire.ledger_metadata(custom=custom, bookies=_BOOKIES)
-
-
-def _write_znodes(zookeeper: str, topics: range) -> None:
-    _tell(f"writing {len(topics) * _LEDGERS_PER_TOPIC:,} ledgers")
-    pending: deque[Any] = deque()
-    parents: set[str] = set()
-    with _connect(zookeeper) as client:
-        for namespace in {topic // _TOPICS_PER_NAMESPACE for topic in topics}:
-            client.ensure_path(f"/admin/policies/bench/ns-{namespace}")
-        znodes = generate_znodes(topics)
-        while batch := list(islice(znodes, _CREATES_PER_TRANSACTION)):
-            transaction = client.transaction()
-            for path, value in batch:
-                parent = path.rpartition("/")[0]
-                if parent not in parents and not path.endswith("/billing"):
-                    client.ensure_path(f"/{parent}")
-                    parents.add(parent)
-                transaction.create(f"/{path}", value)
-            pending.append(transaction.commit_async())
-            while len(pending) > (_TRANSACTIONS_AHEAD if len(batch) == _CREATES_PER_TRANSACTION else 0):
-                failures = [result for result in pending.popleft().get() if isinstance(result, Exception)]
-                if failures:
-                    raise RuntimeError(f"expected new znodes, found {failures[0]!r}")
-        for result in pending:
-            result.get()
+def _write_topics(zookeeper: str, topics: range) -> None:
+    tell(f"writing {len(topics) * _LEDGERS_PER_TOPIC:,} ledgers")
+    namespaces = sorted({topic // _TOPICS_PER_NAMESPACE for topic in topics})
+    policies = ((f"admin/policies/bench/ns-{namespace}", b"") for namespace in namespaces)
+    write_znodes(zookeeper, chain(policies, generate_znodes(topics)))
 
 
 def _read_bare(zookeeper: str, topics: range) -> tuple[int, float]:
     """Read the znodes of the topics asynchronously, as they are. Return their number and seconds."""
     paths = [f"/{path}" for path, _ in generate_znodes(topics)]
-    with _connect(zookeeper) as client:
+    with connect(zookeeper) as client:
         began = time.perf_counter()
         pending = deque[Any]()
         for path in paths:
@@ -121,40 +89,8 @@ def _measure_bare_reads(zookeeper: str, topics: range) -> float:
     with multiprocessing.get_context("spawn").Pool(_TASKS) as pool:
         results = pool.starmap(_read_bare, parts)
     rate = sum(count for count, _ in results) / max(seconds for _, seconds in results)
-    _tell(f"bare reads: {rate:,.0f} a second")
+    tell(f"bare reads: {rate:,.0f} a second")
     return rate
-
-
-@contextmanager
-def _connect(zookeeper: str) -> Iterator[KazooClient]:
-    client = KazooClient(hosts=zookeeper, timeout=60.0)
-    client.start(timeout=60)
-    try:
-        yield client
-    finally:
-        client.stop()
-        client.close()
-
-
-@contextmanager
-def _run_zookeeper(home: Path) -> Iterator[tuple[str, int]]:
-    """Run the server of an embedded stack, with memory for all znodes. Yield its address and process id."""
-    layout = StackHome.at(home)
-    layout.create_directories_and_check_space()
-    with socket.create_server((LOOPBACK, 0)) as free:
-        port = free.getsockname()[1]
-    service = define_zookeeper_service(layout, ChosenPorts(zookeeper=port))
-    command = service.command()
-    options = ("-Xmx3g", "-Dzookeeper.forceSync=no", "-Dzookeeper.snapCount=10000000")
-    argv = [*command.argv[:1], *[option for option in command.argv[1:] if not option.startswith("-Xmx")]]
-    argv[1:1] = options
-    with subprocess.Popen(argv, cwd=command.cwd, env=dict(command.env), stdout=subprocess.DEVNULL) as process:
-        try:
-            while not service.probe().ok:
-                time.sleep(0.1)
-            yield f"{LOOPBACK}:{port}", process.pid
-        finally:
-            process.kill()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +103,7 @@ class _Plan:
         began = time.perf_counter()
         summary = self.jobs.run_job(job, lambda _: None)
         took = time.perf_counter() - began
-        _tell(f"{job.name}: {took:.1f} s")
+        tell(f"{job.name}: {took:.1f} s")
         return summary, took
 
 
@@ -182,11 +118,11 @@ def _open_plan(zookeeper: str, folder: Path) -> Iterator[_Plan]:
 def measure_plan(ledgers: int, folder: Path) -> dict[str, Any]:
     topics = range(ledgers // _LEDGERS_PER_TOPIC)
     quarter = topics[: len(topics) // 4]
-    with _run_zookeeper(folder / "home") as (zookeeper, server_pid), _open_plan(zookeeper, folder) as plan:
-        _write_znodes(zookeeper, quarter)
+    with run_zookeeper(folder / "home") as (zookeeper, server_pid), _open_plan(zookeeper, folder) as plan:
+        _write_topics(zookeeper, quarter)
         plan.run(ScanClusterJob(run_id="warm-up", number=1))
         _, quarter_s = plan.run(ScanClusterJob(run_id="quarter", number=1))
-        _write_znodes(zookeeper, topics[len(quarter) :])
+        _write_topics(zookeeper, topics[len(quarter) :])
         bare_rates = [_measure_bare_reads(zookeeper, topics[::_TOPICS_PER_BARE_READ])]
         with peak_memory(excluded_pid=server_pid, interval_s=1) as peak_mib:
             scan, scan_s = plan.run(ScanClusterJob(run_id="whole", number=1))
@@ -210,11 +146,6 @@ def measure_plan(ledgers: int, folder: Path) -> dict[str, Any]:
         "compare_s": round(compare_s, 1),
         "peak_mib": peak_mib(),
     }
-
-
-def _tell(line: str) -> None:
-    """Say how far it is; stdout has the one document."""
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
 
 
 def main(ledgers: int) -> dict[str, Any]:

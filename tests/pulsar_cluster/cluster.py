@@ -5,6 +5,7 @@ another address than the loopback.
 """
 
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection
@@ -28,6 +29,7 @@ from infra.stack.service_port_choice import LOOPBACK, SEAWEEDFS, RequestedPorts,
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
 from tests.pulsar_cluster.distribution import VERSION, prepare_distribution
+from tests.pulsar_cluster.waits import wait_until
 from workers.operations.embedded_stack import stop_stack
 from workers.settings import Settings
 
@@ -43,6 +45,9 @@ _CONFIG_FILE: Final = "pulsar.conf"
 _START_TIMEOUT_S: Final = 240.0  # 10 s on an idle machine
 _STOP_TIMEOUT_S: Final = 20.0
 _ADMIN_TIMEOUT_S: Final = 120.0  # a busy machine
+_GARBAGE_COLLECTIONS: Final = "bookie_MAJOR_COMPACTION_TOTAL"  # the last step of a collection that was asked for
+
+_METRIC: Final = re.compile(r"^(bookie_[A-Z_]+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 _MEMORY_BY_SERVICE: Final = {
     STORE: "-Xms64m -Xmx256m -XX:MaxDirectMemorySize=256m",
@@ -55,7 +60,14 @@ _CONFIG: Final = {
     "managedLedgerCursorMaxEntriesPerLedger": "5",
     "managedLedgerCursorPositionFlushSeconds": "1",
     "managedLedgerDefaultMarkDeleteRateLimit": "0",
-    "gcWaitTime": "10000",
+    # A bookie that collects garbage when it is asked to, in small files, and that tells of it.
+    "gcWaitTime": "900000",
+    "logSizeLimit": "65536",
+    "httpServerEnabled": "true",
+    "httpServerClass": "org.apache.bookkeeper.http.vertx.VertxHttpServer",
+    "httpServerHost": LOOPBACK,
+    "statsProviderClass": "org.apache.bookkeeper.stats.prometheus.PrometheusMetricsProvider",
+    "prometheusStatsHttpAddress": LOOPBACK,
     # Everything that creates ledgers.
     "transactionCoordinatorEnabled": "true",
     "systemTopicEnabled": "true",
@@ -89,6 +101,7 @@ _CONFIG: Final = {
 class PulsarPorts:
     zookeeper: int
     bookie: int
+    bookie_http: int
     stream_storage: int
     broker: int
     admin: int
@@ -174,6 +187,10 @@ class RealCluster:
         return f"http://{LOOPBACK}:{self.ports.admin}"
 
     @property
+    def _bookie_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.ports.bookie_http}"
+
+    @property
     def service_url(self) -> str:
         return f"pulsar://{LOOPBACK}:{self.ports.broker}"
 
@@ -190,6 +207,7 @@ class RealCluster:
         return {
             "SEXTON_PULSAR_ZOOKEEPER": self.zookeeper,
             "SEXTON_PULSAR_ADMIN_URL": self.admin_url,
+            "SEXTON_PULSAR_BOOKKEEPER_EXCLUSIVE": "true",
             "SEXTON_PULSAR_OFFLOAD_BUCKET": OFFLOAD_BUCKET,
             "SEXTON_PULSAR_OFFLOAD_ENDPOINT": self.storage.s3,
             "SEXTON_PULSAR_OFFLOAD_REGION": self.storage.region,
@@ -222,6 +240,21 @@ class RealCluster:
             raise RuntimeError(f"{method} {url}: {error.code} {error.read()[:300]!r}") from error
         return json.loads(content) if content else None
 
+    def collect_garbage(self) -> None:
+        """Let the bookie forget ledgers without metadata, and give their space back. It does so by itself rarely."""
+        before = self.read_bookie_metrics()[_GARBAGE_COLLECTIONS]
+        request = urllib.request.Request(f"{self._bookie_url}/api/v1/bookie/gc", method="PUT")  # noqa: S310
+        urllib.request.urlopen(request, timeout=_ADMIN_TIMEOUT_S).close()  # noqa: S310
+        wait_until(
+            lambda: self.read_bookie_metrics()[_GARBAGE_COLLECTIONS] > before, "the end of the bookie's collection"
+        )
+
+    def read_bookie_metrics(self) -> dict[str, float]:
+        """Return the bookie's own counters and gauges. It has one folder of ledgers, so that each has one value."""
+        with urllib.request.urlopen(f"{self._bookie_url}/metrics", timeout=_ADMIN_TIMEOUT_S) as response:  # noqa: S310
+            text = response.read().decode()
+        return {name: float(value) for name, value in _METRIC.findall(text)}
+
     def open_s3(self) -> "S3Client":
         return create_s3_client(self.storage.s3, self.storage.region, self.storage.access_key, self.storage.secret_key)
 
@@ -238,6 +271,7 @@ class RealCluster:
         config = _CONFIG | {
             "brokerServicePort": str(ports.broker),
             "webServicePort": str(ports.admin),
+            "httpServerPort": str(ports.bookie_http),
             "managedLedgerOffloadServiceEndpoint": self.storage.s3,
             "managedLedgerOffloadRegion": self.storage.region,
             "offloadersDirectory": str(self.distribution / "offloaders"),
