@@ -22,7 +22,7 @@ from workers.settings import Settings
 
 _MAX_WAIT_S: Final = 90.0  # that a client waits for a job, which goes on without it
 _MAX_BULK_WAIT_S: Final = 15.0  # the same where it uses the whole machine, and others take their turn before it
-_REASON_AND_ACTOR: Final = {"reason": "soak", "actor": "soak"}
+_REASON_AND_ACTOR: Final[dict[str, Any]] = {"reason": "soak", "actor": "soak"}
 _PLANNED_AGE_S: Final = 120.0
 """Below the floor, and above four times the time in which an upload of the soak is registered or never."""
 

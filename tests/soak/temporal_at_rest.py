@@ -75,7 +75,7 @@ async def resume_batches(ground: Ground, batches: set[str]) -> None:
 
 async def run_last_jobs(ground: Ground) -> None:
     """Nobody writes any more: so every object that is younger than the floor is judged, too."""
-    why: dict[str, str] = {"reason": "soak", "actor": "soak"}
+    why: dict[str, Any] = {"reason": "soak", "actor": "soak"}
 
     async def work() -> None:
         async with await Sexton.connect(ground.direct) as sexton:

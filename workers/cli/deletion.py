@@ -21,6 +21,7 @@ from workers.cli.job_commands import (
     wait_with_progress,
 )
 from workers.cli.shared_options import (
+    MAX_RATE,
     DryRun,
     LedgerFilter,
     Reason,
@@ -90,7 +91,6 @@ Rate = Annotated[
     int | None, typer.Argument(metavar="[N]", help="Objects a second for the whole batch; 0 is unlimited.")
 ]
 _EXAMPLE_ID = "delete-ledgers/1-8c1d5f0e9a3b"
-_MAX_RATE = 1_000_000
 
 
 @command(deletion, "pause", f"{_EXAMPLE_ID}")
@@ -110,8 +110,8 @@ def show_or_limit_batch_rate(context: CommandContext, workflow_id: WorkflowId, o
     """Limit how many objects a batch deletes per second. Without N, show the limit."""
     if objects_per_s is None:
         return _control_batch_and_answer_progress(context, workflow_id, lambda batches: batches.progress(workflow_id))
-    if not 0 <= objects_per_s <= _MAX_RATE:
-        raise InvalidInput("rate", expected=f"0 (unlimited) to {_MAX_RATE:,} objects a second", found=objects_per_s)
+    if not 0 <= objects_per_s <= MAX_RATE:
+        raise InvalidInput("rate", expected=f"0 (unlimited) to {MAX_RATE:,} objects a second", found=objects_per_s)
     return _control_batch_and_answer_progress(
         context, workflow_id, lambda batches: batches.set_rate(workflow_id, objects_per_s)
     )

@@ -14,6 +14,7 @@ from workers.cli.usage_errors import describe_whole_numbers, get_field_name
 
 _MAX_INT = 2**63 - 1
 _MAX_FUNCTION_LENGTH = 64
+MAX_RATE = 1_000_000  # deletions a second
 _Row = TypeVar("_Row")
 
 TopicArgument = Annotated[

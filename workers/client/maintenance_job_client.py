@@ -49,6 +49,7 @@ from workflows.reconciliation.job_definitions import (
     RECONCILE_ORPHANS,
     SCRUB_LEDGERS,
     ApplyOrphansInput,
+    ApplyOrphansProgress,
     ApplyOrphansResult,
     ReconcileOrphansInput,
     ReconcileOrphansResult,
@@ -190,13 +191,15 @@ class MaintenanceJobClient(JobClient):
         max_orphan_share: float = plausibility_guards.MAX_ORPHAN_SHARE,
         limit: int = 0,
         include_unconfirmed: bool = False,
+        rate: int = 0,
         reason: str = "",
         actor: str = "",
     ) -> Handle[ApplyPulsarResult]:
         """Look at the orphan ledgers of a complete plan of a Pulsar cluster once more, and delete their metadata.
 
         Joins a running apply of the plan with the same options. `limit` deletes only so many of the oldest ledgers that
-        are left. `include_unconfirmed` also deletes ledgers of which only a broker could rule a reference out.
+        are left. `include_unconfirmed` also deletes ledgers of which only a broker could rule a reference out. `rate`
+        is the limit of deletions a second at the start, and 0 is none.
         """
         request = ApplyPulsarInput(
             run_id=run_id,
@@ -205,6 +208,7 @@ class MaintenanceJobClient(JobClient):
             max_orphan_share=max_orphan_share,
             limit=limit,
             include_unconfirmed=include_unconfirmed,
+            carried=ApplyOrphansProgress(rate=rate),
         )
         return await self.start(
             APPLY_PULSAR,
@@ -234,12 +238,21 @@ class MaintenanceJobClient(JobClient):
         run_id: str,
         *,
         max_orphan_share: float = plausibility_guards.MAX_ORPHAN_SHARE,
+        rate: int = 0,
         reason: str = "",
         actor: str = "",
     ) -> Handle[ApplyOrphansResult]:
-        """Check the findings of a finished plan again, and act on them. Joins a running apply of the plan."""
+        """Check the findings of a finished plan again, and act on them. Joins a running apply of the plan.
+
+        `rate` is the limit of objects a second at the start, and 0 is none.
+        """
         request = ApplyOrphansInput(
-            run_id=run_id, actor=actor, reason=reason, max_orphan_share=max_orphan_share, policy=self._deletion_policy
+            run_id=run_id,
+            actor=actor,
+            reason=reason,
+            max_orphan_share=max_orphan_share,
+            policy=self._deletion_policy,
+            carried=ApplyOrphansProgress(rate=rate),
         )
         return await self.start(
             APPLY_ORPHANS, request, run_id, summary=f"apply {run_id}", attributes=[run_id_search_attribute(run_id)]

@@ -115,13 +115,24 @@ def test_dry_run_leaves_out_what_an_earlier_apply_did(run: Run, planned: Planned
 
 
 def test_apply_passes_its_options(run: Run, planned: PlannedCluster, changing: ChangingClient) -> None:
-    options = ("--limit", "2", "--include-unconfirmed", "--max-orphan-share", "0.5", "--reason", "clean-up")
+    options = (
+        "--limit",
+        "2",
+        "--include-unconfirmed",
+        "--max-orphan-share",
+        "0.5",
+        "--rate",
+        "50",
+        "--reason",
+        "clean-up",
+    )
     answer = document(run("orphans", "apply", RUN_ID, *options, "--json"))
     (asked,) = changing.asked
-    assert {name: asked[name] for name in ("limit", "include_unconfirmed", "max_orphan_share", "reason")} == {
+    assert {name: asked[name] for name in ("limit", "include_unconfirmed", "max_orphan_share", "rate", "reason")} == {
         "limit": 2,
         "include_unconfirmed": True,
         "max_orphan_share": 0.5,
+        "rate": 50,
         "reason": "clean-up",
     }
     assert (answer["applied"], answer["stopped"], answer["bytes"]) == ({"orphan_ledger": 2}, None, 600)

@@ -38,6 +38,7 @@ def apply_cluster_plan(
     max_orphan_share: float,
     limit: int,
     include_unconfirmed: bool,
+    rate: int,
     reason: str,
 ) -> JobOrAnswer:
     return CommandLineJob(
@@ -46,6 +47,7 @@ def apply_cluster_plan(
             max_orphan_share=max_orphan_share,
             limit=limit,
             include_unconfirmed=include_unconfirmed,
+            rate=rate,
             reason=reason,
             actor=context.actor,
         ),

@@ -17,7 +17,7 @@ from workers.cli.exit_codes import ExitCode
 from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_partial_failure, job_command, sort_counts
 from workers.cli.orphans.plan_runs import RunId, answer_started_plan, orphans
 from workers.cli.progress_bar import show_progress_bar
-from workers.cli.shared_options import DryRun, Master, Reason, make_fraction_parser
+from workers.cli.shared_options import MAX_RATE, DryRun, Master, Reason, make_fraction_parser
 from workers.human_readable_values import format_time_to_second
 from workers.settings import parse_duration
 
@@ -173,6 +173,17 @@ IncludeUnconfirmed = Annotated[
 ]
 
 
+ApplyRate = Annotated[
+    int,
+    typer.Option(
+        "--rate",
+        min=0,
+        max=MAX_RATE,
+        help="Deletions a second from the start; 0: unlimited. `sexton deletion rate` changes it.",
+    ),
+]
+
+
 @job_command(
     orphans,
     "apply",
@@ -187,6 +198,7 @@ def apply_orphans(
     max_orphan_share: MaxShare = plausibility_guards.MAX_ORPHAN_SHARE,
     limit: ApplyLimit = 0,
     include_unconfirmed: IncludeUnconfirmed = False,
+    rate: ApplyRate = 0,
     reason: Reason = "",
     dry_run: DryRun = False,
 ) -> JobOrAnswer:
@@ -213,6 +225,7 @@ def apply_orphans(
             max_orphan_share=max_orphan_share,
             limit=limit,
             include_unconfirmed=include_unconfirmed,
+            rate=rate,
             reason=reason,
         )
     if limit or include_unconfirmed:
@@ -226,7 +239,7 @@ def apply_orphans(
 
     return CommandLineJob(
         lambda client: client.apply_orphans(
-            run_id, max_orphan_share=max_orphan_share, reason=reason, actor=context.actor
+            run_id, max_orphan_share=max_orphan_share, rate=rate, reason=reason, actor=context.actor
         ),
         "applying",
         partial(_answer_apply, is_repeated=bool(applied_at)),
