@@ -23,7 +23,7 @@ from activities.pulsar.inputs_and_results import (
     ClusterApplyScope,
     ConcludeClusterApplyInput,
 )
-from activities.pulsar.journal_copies import IDENTITY, STOPPED, JournalCopies
+from activities.pulsar.journal_copies import IDENTITY, JournalCopies
 from activities.pulsar.orphan_selection import (
     get_age_and_number,
     iterate_orphans_to_delete,
@@ -52,6 +52,7 @@ from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, Find
 from logstore.reconciliation.findings import (
     CLUSTER_KINDS,
     RESULT,
+    STOPPED,
     ApplyCounts,
     Finding,
     FindingFate,

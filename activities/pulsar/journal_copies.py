@@ -25,16 +25,13 @@ from logstore.ports.catalog import (
 )
 from logstore.ports.object_storage import ObjectInfo, OwnedStore, object_keys
 from logstore.pulsar.znode_names import format_ledger_path
-from logstore.reconciliation.findings import RESULT, ApplyCounts, FindingKind, plan_run_id
+from logstore.reconciliation.findings import RESULT, STOPPED, ApplyCounts, FindingKind, plan_run_id
 from logstore.stop_checks import raise_if_stopped
 
 JOURNAL_PREFIX: Final = "cluster-journals/"
 
 IDENTITY: Final = "identity"
 """Key in the summary of an apply: identity of the cluster, as `ClusterCheck` names it."""
-
-STOPPED: Final = "stopped"
-"""Key in the summary of an apply: why it can never go on; "" if nothing stopped it."""
 
 READ_BACK: Final = "read_back"
 """Key in the summary of an apply whose journal came from the records bucket."""

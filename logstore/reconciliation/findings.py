@@ -136,6 +136,9 @@ class ApplyCounts:
 
 
 RESULT = "result"
+
+STOPPED = "stopped"
+"""Key in the summary of an apply in a cluster: what the plan did not expect, as a sentence. Empty: nothing."""
 """Key of the result in the summary of a finished run."""
 
 

@@ -149,6 +149,15 @@ _CASES: Final = [
         {"sexton_pulsar_plan_timestamp_seconds": f"0x{_DAY}"},
     ),
     _silent("SextonPulsarPlanOverdue", "no plan has finished", 3 * _DAY, {}),
+    *_above("SextonPulsarApplyStopped", "sexton_pulsar_apply_stopped", 0, 1),
+    *_above("SextonPulsarDanglingReferences", 'sexton_pulsar_findings{kind="dangling_reference"}', 0, 5),
+    _silent(
+        "SextonPulsarDanglingReferences",
+        "findings of other kinds",
+        20,
+        {'sexton_pulsar_findings{kind="hazard"}': "1x20"},
+    ),
+    *_above("SextonPulsarOrphans", 'sexton_pulsar_findings{kind="orphan_ledger"}', 0, 7 * _DAY),
     _firing(
         "SextonCertificateExpires",
         "it ends in six days",

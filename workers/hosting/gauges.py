@@ -24,7 +24,7 @@ from logstore.ports.catalog import (
     UndeletedCopyCounts,
     UnfinishedTransactionCounts,
 )
-from logstore.reconciliation.findings import CLUSTER_KINDS, FindingKind, plan_result
+from logstore.reconciliation.findings import CLUSTER_KINDS, STOPPED, FindingKind, plan_result
 from logstore.records.services.replica_shipments import ReplicaShipments
 from logstore.records.tombstone_rules import ReplicaState
 from logstore.transactions.transaction_ids_and_states import TransactionState
@@ -156,6 +156,15 @@ def sample_cluster_plan(list_runs: Callable[..., Sequence[ReconciliationRun]]) -
     yield GaugeSample("sexton_pulsar_plan_timestamp_seconds", started_s, description, "s")
 
 
+def sample_cluster_apply(list_runs: Callable[..., Sequence[ReconciliationRun]]) -> Iterator[GaugeSample]:
+    """Yield whether the newest apply in a Pulsar cluster was stopped. Yield nothing if no apply has ended."""
+    ended = (run for run in list_runs(RunKind.APPLY, limit=_MAX_PLANS) if run.finished_us is not None)
+    newest = next((run for run in ended if STOPPED in run.summary), None)
+    if newest is not None:
+        description = "1 if the newest apply in the cluster was stopped by something that its plan did not expect"
+        yield GaugeSample("sexton_pulsar_apply_stopped", int(bool(newest.summary[STOPPED])), description)
+
+
 def sample_record_log(
     read_state: Callable[[], RecordLogState],
     count_tombstones: Callable[[], TombstoneCounts],
@@ -275,6 +284,7 @@ def make_periodic_gauges(meter: MetricMeter, log: LogStore, settings: Settings) 
         partial(sample_deletions, catalog.deletions.count_undeleted_copies),
         partial(sample_missing_data_of_plans, catalog.reconciliation.list_runs),
         partial(sample_cluster_plan, catalog.reconciliation.list_runs),
+        partial(sample_cluster_apply, catalog.reconciliation.list_runs),
         partial(sample_transactions, catalog.transactions.count_unfinished_transactions),
         partial(
             sample_delayed_messages, catalog.delayed.count_delayed_messages, lambda: log.delayed.snapshots.memory_bytes

@@ -15,13 +15,14 @@ from logstore.ports.catalog import (
     UndeletedCopyCounts,
     UnfinishedTransactionCounts,
 )
-from logstore.reconciliation.findings import PlanOrScrubResult
+from logstore.reconciliation.findings import STOPPED, PlanOrScrubResult
 from logstore.transactions.transaction_ids_and_states import TransactionState
 from tests.fakes.meter import FakeMeter, metric_series
 from tests.fakes.reconciliation_runs import FakeReconciliationRuns
 from workers.hosting.gauges import (
     PeriodicGauges,
     make_gauge_updater,
+    sample_cluster_apply,
     sample_cluster_plan,
     sample_delayed_messages,
     sample_deletions,
@@ -177,6 +178,26 @@ def test_newest_finished_plan_of_a_cluster_is_shown_beside_that_of_the_store() -
     assert meter.values[metric_series("sexton_pulsar_plan_complete")] == 0
     assert meter.values[metric_series("sexton_pulsar_plan_timestamp_seconds")] == runs.now_us // 1_000_000
     assert metric_series("sexton_reconciliation_missing_data") not in meter.values
+
+
+def test_gauge_shows_whether_the_newest_apply_in_a_cluster_was_stopped() -> None:
+    """Unfinished applies, and those of the own store, do not count."""
+    meter, runs = FakeMeter(), FakeReconciliationRuns()
+    read = make_gauge_updater(meter, lambda: sample_cluster_apply(runs.list_runs))
+
+    def apply(run_id: str, summary: dict[str, str] | None) -> float | None:
+        runs.now_us += 1
+        runs.open_run(run_id, RunKind.APPLY, claim=_CLAIM, summary={})
+        if summary is not None:
+            runs.close_run(run_id, summary)
+        read()
+        return meter.values.get(metric_series("sexton_pulsar_apply_stopped"))
+
+    assert apply("apply-plan-1", {}) is None
+    assert apply("apply-pulsar-1", {STOPPED: "ledger 7: expected no reference, found one"}) == 1
+    assert apply("apply-plan-2", {}) == 1
+    assert apply("apply-pulsar-2", None) == 1
+    assert apply("apply-pulsar-3", {STOPPED: ""}) == 0
 
 
 def test_transactions_are_counted_by_state_with_the_ages_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
