@@ -184,12 +184,12 @@ def estimate_store_size(plan: PlannedStore) -> StoreSizeEstimate:
 
 def format_size_table(sizes: Mapping[str, StoreSizeEstimate]) -> str:
     format_by_row: dict[str, Callable[[StoreSizeEstimate], str]] = {
-        "catalog": lambda size: _format_bytes(size.catalog_bytes),
-        "of it segments": lambda size: _format_bytes(size.row_bytes["segment"]),
-        "of it ledgers with their copies": lambda size: _format_bytes(
+        "catalog": lambda size: format_bytes(size.catalog_bytes),
+        "of it segments": lambda size: format_bytes(size.row_bytes["segment"]),
+        "of it ledgers with their copies": lambda size: format_bytes(
             size.row_bytes["ledger"] + size.row_bytes["ledger_copy"]
         ),
-        "of it finished deletions": lambda size: _format_bytes(size.row_bytes["pending_deletion"]),
+        "of it finished deletions": lambda size: format_bytes(size.row_bytes["pending_deletion"]),
         "objects": lambda size: f"{size.objects:,}",
         "objects of one of 256 prefixes": lambda size: f"{size.objects_per_shard:,}",
         "ledgers deleted a second": lambda size: _format_rate(size.deleted_per_s),
@@ -201,8 +201,8 @@ def format_size_table(sizes: Mapping[str, StoreSizeEstimate]) -> str:
         "topics that a trim looks at in a second": lambda size: _format_rate(size.topics_per_s),
         "events a second in Temporal": lambda size: _format_rate(size.events_per_s),
         "blocks of the record log": lambda size: f"{size.blocks:,}",
-        "bytes of its segments": lambda size: _format_bytes(size.block_bytes),
-        "bytes of each manifest": lambda size: _format_bytes(size.manifest_bytes),
+        "bytes of its segments": lambda size: format_bytes(size.block_bytes),
+        "bytes of each manifest": lambda size: format_bytes(size.manifest_bytes),
         "core hours of a rebuild": lambda size: _format_rate(size.rebuild_core_s / 3_600),
     }
     head = f"| | {' | '.join(sizes)} |\n|---|{'---:|' * len(sizes)}\n"
@@ -212,7 +212,7 @@ def format_size_table(sizes: Mapping[str, StoreSizeEstimate]) -> str:
     )
 
 
-def _format_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1_000:
             return f"{count:.3g} {unit}"

@@ -107,6 +107,12 @@ def bytes_a_row(database: Database, *, rows: int) -> dict[str, float]:
     return taken
 
 
+def stored_bytes(database: Database, table: str) -> int:
+    """Return what a table takes with its indexes; on SQLite, what the whole catalog takes."""
+    with database.engine.begin() as connection:
+        return _size(connection, table)
+
+
 def _insert(connection: Connection, table: str, columns: Mapping[str, str], rows: int) -> str:
     lite = connection.dialect.name == "sqlite"
     empty, casts = ("x''", "") if lite else ("''::bytea", "::json")

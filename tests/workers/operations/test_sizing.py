@@ -35,13 +35,13 @@ _HISTORIES = ROOT / "tests" / "replay" / "histories"
 )
 def test_rows_take_what_the_calculator_says(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Of each large table, indexes included; a new column or index moves the figure."""
-    with _database(kind, tmp_path, request) as database:
+    with open_database(kind, tmp_path, request) as database:
         measured = bytes_a_row(database, rows=_ROWS)
     assert measured == {table: pytest.approx(said, rel=_NEAR) for table, said in sizing.ROW_BYTES[kind].items()}
 
 
 @contextmanager
-def _database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Database]:
+def open_database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Database]:
     if kind == "sqlite":
         database = Database(f"sqlite:///{folder}/catalog.db")
         migrate_or_copy_catalog(database)
