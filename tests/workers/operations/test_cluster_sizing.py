@@ -57,7 +57,8 @@ def test_table_has_a_column_a_cluster() -> None:
 
 def test_plan_takes_two_scans_and_the_wait_between_them() -> None:
     cluster = cluster_sizing.PlannedCluster(ledgers=1_000_000, reads_per_s=13_000)
-    assert (cluster.scan_s, cluster.plan_s) == (100, pytest.approx(802, abs=3))
+    assert cluster.scan_s == 100
+    assert cluster.plan_s == pytest.approx(802, abs=3)
 
 
 def test_cluster_without_ledgers_is_refused() -> None:
