@@ -15,6 +15,7 @@ from typing import Final
 from activities.bulk_jobs import RUN_CLAIM_S
 from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats
+from activities.pulsar.apply_certificates import CERTIFICATE, LEDGERS_ROOT, ApplyCertificates
 from activities.pulsar.inputs_and_results import (
     AgeAndNumber,
     AppliedClusterPage,
@@ -22,6 +23,7 @@ from activities.pulsar.inputs_and_results import (
     BeginClusterApplyInput,
     ClusterApplyScope,
     ConcludeClusterApplyInput,
+    ConcludedClusterApply,
 )
 from activities.pulsar.journal_copies import IDENTITY, JournalCopies
 from activities.pulsar.orphan_selection import (
@@ -84,6 +86,7 @@ class ApplyClusterActivities:
     ) -> None:
         self._runs, self._identities, self._journal = reconciliation, identities, journal
         self._copies, self._cluster, self._bulk = JournalCopies(records), cluster, bulk
+        self._certificates = ApplyCertificates(records)
         self._store_now_us, self._retention_s = store_now_us, finished_retention_s
 
     @define_activity(name="pulsar.begin_apply")
@@ -113,8 +116,8 @@ class ApplyClusterActivities:
         )
         files = self._open_findings(request.run_id, plan)
         shadow_topics = _find_shadow_topics(files)
-        with self._open_changes(request.run_id, plan_run, shadow_topics):
-            pass
+        with self._open_changes(request.run_id, plan_run, shadow_topics) as changes:
+            ledgers_root = changes.ledgers_root
         summary = {
             "actor": request.actor,
             "reason": request.reason,
@@ -122,6 +125,7 @@ class ApplyClusterActivities:
             "pages": files.pages,
             "folder": str(self._bulk.create_run_folder(request.run_id)),
             IDENTITY: plan_run.summary["identity"],
+            LEDGERS_ROOT: ledgers_root,
         }
         claim = own_workflow_claim(RUN_CLAIM_S)
         self._runs.open_run(apply_run_id(request.run_id), RunKind.APPLY, claim=claim, summary=summary)
@@ -162,24 +166,45 @@ class ApplyClusterActivities:
 
     @define_activity(name="pulsar.conclude_apply")
     @send_heartbeats()
-    def conclude_cluster_apply(self, request: ConcludeClusterApplyInput) -> ApplyCounts:
-        """Sum up the fates, and free the lease. End the run if nothing is left to do, or if the apply was stopped.
+    def conclude_cluster_apply(self, request: ConcludeClusterApplyInput) -> ConcludedClusterApply:
+        """Sum up the fates, store a certificate, and free the lease.
 
-        Idempotency: the result of an ended run stays. Counts come from files.
+        End the run if nothing is left to do, or if the apply was stopped.
+
+        Idempotency: the result of an ended run stays. Counts come from files, and the certificate from the journal.
         Raises: PreconditionFailed (terminal); ServiceFailed, StoreUnavailable, CatalogBusy (retry).
         """
-        plan, _ = require_appliable_cluster_plan(self._runs, self._identities, request.run_id)
+        plan, plan_run = require_appliable_cluster_plan(self._runs, self._identities, request.run_id)
         run = self._runs.get_run(apply_run_id(request.run_id))
         if run.finished_us is None:
             total, left = self._sum_fates(plan, request)
+            outcome = {RESULT: asdict(total), STOPPED: request.stopped, "left": left}
+            certificate = self._issue_certificate(plan_run, run, request, outcome)
             if not left or request.stopped:
-                self._runs.close_run(
-                    run.run_id, {**run.summary, RESULT: asdict(total), STOPPED: request.stopped, "left": left}
-                )
+                self._runs.close_run(run.run_id, {**run.summary, **outcome, CERTIFICATE: certificate})
         else:
-            total = apply_counts(run.summary)
+            total, certificate = apply_counts(run.summary), run.summary.get(CERTIFICATE, "")
         self._cluster.release_lease(self._holder(request.run_id))
-        return total
+        return ConcludedClusterApply(counts=total, certificate=certificate)
+
+    def _issue_certificate(
+        self,
+        plan_run: ReconciliationRun,
+        run: ReconciliationRun,
+        request: ConcludeClusterApplyInput,
+        outcome: Mapping[str, object],
+    ) -> str:
+        """Return the key of the certificate, or "" if nothing was deleted."""
+        conclusion = {
+            "plan": request.run_id,
+            "cluster": {"name": plan_run.summary["cluster"], IDENTITY: run.summary[IDENTITY]},
+            "catalog_id": self._identities.catalog_id(),
+            "actor": request.actor,
+            "reason": request.reason,
+            **outcome,
+        }
+        certificate = self._certificates.issue(run, self._journal, conclusion)
+        return certificate.key if certificate else ""
 
     def _open_findings(self, run_id: str, plan: PlanOrScrubResult) -> FindingFiles:
         published = self._bulk.find_published_summary(run_id, VerifyClusterJob.name)
@@ -285,6 +310,7 @@ def _make_ended_scope(run: ReconciliationRun) -> ClusterApplyScope:
         findings=sum(counts.applied.values()) + sum(counts.skipped.values()),
         done=counts,
         stopped=run.summary[STOPPED],
+        certificate=run.summary.get(CERTIFICATE, ""),
     )
 
 

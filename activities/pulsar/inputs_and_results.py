@@ -51,6 +51,7 @@ class ClusterApplyScope:
     last: AgeAndNumber | None = None  # youngest ledger to delete, if there is a limit
     done: ApplyCounts | None = None  # if the apply has ended, or was stopped
     stopped: str = ""  # why it was stopped; a sentence
+    certificate: str = ""  # its key, if the apply has ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +73,16 @@ class AppliedClusterPage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcludeClusterApplyInput:
     run_id: str  # of the plan
+    actor: str
+    reason: str = ""
     include_unconfirmed: bool = False
     stopped: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcludedClusterApply:
+    counts: ApplyCounts
+    certificate: str = ""  # its key in the records bucket; "": nothing was deleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

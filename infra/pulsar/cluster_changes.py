@@ -49,7 +49,7 @@ class LeasedClusterChanges:
     """The port `ClusterChanges`."""
 
     def __init__(self, reader: ZnodeReader, changes: LedgerChanges, recheck: OrphanRecheck, ledgers_root: str) -> None:
-        self._reader, self._changes, self._recheck, self._root = reader, changes, recheck, ledgers_root
+        self._reader, self._changes, self._recheck, self.ledgers_root = reader, changes, recheck, ledgers_root
         self.identity = read_cluster_identity(reader, ledgers_root)
 
     def require_orphans(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
@@ -60,7 +60,7 @@ class LeasedClusterChanges:
 
     def find_existing(self, ledger_ids: Collection[int]) -> frozenset[int]:
         ids = list(ledger_ids)
-        znodes = self._reader.read([f"{self._root}/{format_ledger_path(ledger_id)}" for ledger_id in ids])
+        znodes = self._reader.read([f"{self.ledgers_root}/{format_ledger_path(ledger_id)}" for ledger_id in ids])
         return frozenset(ledger_id for ledger_id, (_, znode) in zip(ids, znodes, strict=True) if znode is not None)
 
     def restore(self, ledgers: Sequence[JournaledLedger]) -> list[tuple[Restoration, StoredData]]:
@@ -68,5 +68,5 @@ class LeasedClusterChanges:
         for ledger in ledgers:
             raise_if_stopped()
             restorations.append(self._changes.restore(ledger.path, ledger.data))
-        with BookieConnections(BookieDirectory(self._reader, self._root)) as connections:
+        with BookieConnections(BookieDirectory(self._reader, self.ledgers_root)) as connections:
             return list(zip(restorations, look_for_stored_data(connections, ledgers), strict=True))

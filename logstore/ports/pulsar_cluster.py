@@ -32,6 +32,9 @@ class ClusterChanges(Protocol):
     identity: str
     """Identity of the cluster, as `ClusterCheck` names it, when the lease was taken."""
 
+    ledgers_root: str
+    """Path of the ledgers, without slashes at its ends."""
+
     def require_orphans(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
         """Look at orphan ledgers once more, and return those that exist.
 

@@ -82,6 +82,7 @@ class FakeClusterChanges:
 
     def __init__(self, cluster: FakePulsarCluster, identity: str, lease: tuple[str, int]) -> None:
         self._cluster, self.identity, self._lease = cluster, identity, lease
+        self.ledgers_root = "ledgers"
 
     def require_orphans(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
         """See the port."""

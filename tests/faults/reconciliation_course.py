@@ -7,6 +7,7 @@ from itertools import count, takewhile
 from typing import Final, Self
 
 from activities.bulk_jobs import catalog_id_file
+from activities.pulsar.apply_certificates import ApplyCertificates
 from activities.reconciliation.finding_fates import NOT_FILED, page_fate_files
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import CopyKind, LedgerStatement
@@ -181,6 +182,9 @@ class ReconciliationOperators(MainJobOperators):
         journal = self._process.catalog.cluster_journal.list_ledgers(f"apply-{run_id}", after=-1, limit=100)
         deleted = {each.ledger_id: each.data for each in journal if each.deleted_us is not None}
         assert deleted == dict.fromkeys(_CLUSTER_ORPHANS, b"ledger")
+        certificate = ApplyCertificates(self.world.records).find_newest(f"apply-{run_id}")
+        assert certificate
+        assert certificate.ledgers == len(_CLUSTER_ORPHANS)
 
     def undo_cluster(self) -> None:
         """Put back what the apply of the turn has deleted."""

@@ -8,6 +8,7 @@ from workers.cli.answer_output import Answer
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command
 from workers.cli.exit_codes import ExitCode
+from workers.cli.orphans.certificates import check_certificate
 from workers.cli.orphans.plan_runs import RunId
 from workers.cli.progress_bar import show_progress_bar
 from workers.cli.pulsar import pulsar
@@ -30,7 +31,8 @@ def verify_apply(context: CommandContext, run_id: RunId) -> Answer:
     """Read the cluster again after `orphans apply`: is anything missing, what is left, and what did bookies give back?
 
     Every reference of the cluster is read. If one names a ledger that the apply has deleted, and that is absent, the
-    exit code is 1: put the ledger back with `orphans undo`. If something cannot be read, the exit code is 4.
+    exit code is 1: put the ledger back with `orphans undo`. So it is if the certificate of the apply was changed. If
+    something cannot be read, the exit code is 4.
 
     Bytes are those that the metadata of the deleted ledgers state, times their replicas. reclaimed: no bookie has the
     ledger any more. awaiting_collection: a bookie has it until its next garbage collection. unknown: a bookie does not
@@ -44,10 +46,10 @@ def verify_apply(context: CommandContext, run_id: RunId) -> Answer:
         result = context.services.verify_pulsar_apply(
             context.settings, apply_run, context.catalog.cluster_journal, findings
         )
-    return _make_answer(run_id, result)
+    return _make_answer(run_id, result, check_certificate(context, run_id))
 
 
-def _make_answer(run_id: str, result: "ApplyVerification") -> Answer:
+def _make_answer(run_id: str, result: "ApplyVerification", certificate: dict[str, object] | None) -> Answer:
     from infra.pulsar.apply_verification import DeletedLedgerState, SpaceState  # noqa: PLC0415 - start-up time
 
     problems = result.problems
@@ -70,12 +72,13 @@ def _make_answer(run_id: str, result: "ApplyVerification") -> Answer:
         "references": result.references,
         "dangling": {"planned": result.planned_dangling, "new": result.new_dangling.count},
         "complete": not problems.count,
+        "certificate": certificate,
         "missing": missing,
         "new_dangling": new_dangling,
         "problem_count": problems.count,
         "problems": unread,
     }
-    display = {
+    display: dict[str, object] = {
         "plan": run_id,
         "missing, but referenced": result.missing.count,
         "orphans left": result.orphans_left,
@@ -84,6 +87,8 @@ def _make_answer(run_id: str, result: "ApplyVerification") -> Answer:
         "dangling references": f"{result.planned_dangling:,} of the plan, {result.new_dangling.count:,} new",
         "complete": f"no: {problems.count:,} values are unreadable" if problems.count else "yes",
     }
+    if certificate:
+        display |= {f"certificate {name}": value for name, value in certificate.items() if value is not None}
     space = [
         {"space": name, "bytes": space_bytes[name], "ledgers": space_ledgers[name], "meaning": meaning}
         for name, meaning in _MEANING_BY_SPACE.items()
@@ -94,13 +99,14 @@ def _make_answer(run_id: str, result: "ApplyVerification") -> Answer:
         Answer(document=new_dangling, title="other dangling references since the plan", empty="no others dangle"),
         Answer(document=unread, title="unreadable", empty="every reference was read"),
     ]
-    return Answer(document=document, display=display, sections=sections, code=_choose_exit_code(result))
+    return Answer(document=document, display=display, sections=sections, code=_choose_exit_code(result, certificate))
 
 
-def _choose_exit_code(result: "ApplyVerification") -> ExitCode:
-    if result.missing.count:
+def _choose_exit_code(result: "ApplyVerification", certificate: dict[str, object] | None) -> ExitCode:
+    if result.missing.count or (certificate and certificate["intact"] is False):
         return ExitCode.FAILED
-    return ExitCode.UNREACHABLE if result.problems.count else ExitCode.DONE
+    is_read = not result.problems.count and not (certificate and certificate["error"])
+    return ExitCode.DONE if is_read else ExitCode.UNREACHABLE
 
 
 def _count_by_state(states: type[State], counts: "Counter[State]") -> dict[str, int]:

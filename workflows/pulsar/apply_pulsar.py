@@ -11,7 +11,8 @@ apply the same plan again, the new apply continues where the old one ended.
 2. For each page, read the ledgers, their owners, and everything of the same topics that could refer to a ledger. Store
    the journal, and delete. What the plan did not expect stops the apply for good. A pause or a new rate takes effect
    before the next page.
-3. Conclude: store the sum of the results of all pages, and free the lease.
+3. Conclude: store the sum of the results of all pages. Store a certificate in the records bucket, which lists each
+   ledger that the applies of the plan have deleted, and free the lease.
 
 Source: apache/pulsar#12445 and #20320 (ledgers that nothing refers to).
 """
@@ -31,6 +32,7 @@ with workflow.unsafe.imports_passed_through():
         BeginClusterApplyInput,
         ClusterApplyScope,
         ConcludeClusterApplyInput,
+        ConcludedClusterApply,
     )
     from logstore.deletion.intents import RequestRefusal
     from logstore.reconciliation.findings import ApplyCounts
@@ -58,18 +60,31 @@ class ApplyPulsar(ApplyWorkflow):
         begun = await self._begin_apply()
         if isinstance(begun, RequestRefusal):
             return ApplyPulsarResult(run_id=request.run_id, refused=await self._publish_refusal(begun))
-        counts, self._stopped = begun.done, begun.stopped
-        if counts is None:
-            await self._apply_pages(begun.pages, begun.findings, lambda page: self._apply_page(begun, page))
-            self._set_step("concluding")
-            conclude = ConcludeClusterApplyInput(
-                run_id=request.run_id, include_unconfirmed=request.include_unconfirmed, stopped=self._stopped
-            )
-            counts = await workflow.execute_activity_method(
-                ApplyClusterActivities.conclude_cluster_apply, conclude, **_PAGE_OPTIONS
-            )
-        await self._publish_counts(counts, "STOPPED" if self._stopped else "APPLIED")
-        return ApplyPulsarResult(run_id=request.run_id, done=counts, stopped=self._stopped)
+        self._stopped = begun.stopped
+        concluded = (
+            ConcludedClusterApply(counts=begun.done, certificate=begun.certificate)
+            if begun.done
+            else await self._apply_and_conclude(begun)
+        )
+        await self._publish_counts(concluded.counts, "STOPPED" if self._stopped else "APPLIED")
+        return ApplyPulsarResult(
+            run_id=request.run_id, done=concluded.counts, stopped=self._stopped, certificate=concluded.certificate
+        )
+
+    async def _apply_and_conclude(self, begun: ClusterApplyScope) -> ConcludedClusterApply:
+        request = self._request
+        await self._apply_pages(begun.pages, begun.findings, lambda page: self._apply_page(begun, page))
+        self._set_step("concluding")
+        conclude = ConcludeClusterApplyInput(
+            run_id=request.run_id,
+            actor=request.actor,
+            reason=request.reason,
+            include_unconfirmed=request.include_unconfirmed,
+            stopped=self._stopped,
+        )
+        return await workflow.execute_activity_method(
+            ApplyClusterActivities.conclude_cluster_apply, conclude, **_PAGE_OPTIONS
+        )
 
     async def _begin_apply(self) -> ClusterApplyScope | RequestRefusal:
         request = self._request

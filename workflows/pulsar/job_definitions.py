@@ -64,6 +64,7 @@ class ApplyPulsarResult:
     run_id: str  # plan's run id
     done: ApplyCounts = field(default_factory=ApplyCounts)
     stopped: str = ""  # what the plan did not expect; a sentence
+    certificate: str = ""  # its key in the records bucket; "": nothing was deleted
     refused: RequestRefusal | None = None
 
 

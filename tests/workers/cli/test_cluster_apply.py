@@ -10,6 +10,7 @@ from logstore.ports.catalog import JournaledLedger
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.finding_files import FateOfFinding
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.workers.cli.cluster_plans import CATALOG_ID, INCOMPLETE_REASON, RUN_ID, PlannedCluster
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices, FakeJobHandle
@@ -17,6 +18,7 @@ from tests.workflows.pulsar.cluster_plans import orphan_ledger
 from workflows.input_bounds import MAX_LEDGER_IDS
 from workflows.pulsar.job_definitions import ApplyPulsarResult, UndoPulsarResult
 
+_CERTIFICATE = f"cluster-certificates/apply-{RUN_ID}/0000000002-{'0' * 64}.jsonl"
 _UNDONE = JournaledLedger(
     ledger_id=7,
     path=format_ledger_path(7),
@@ -45,7 +47,7 @@ class ChangingClient:
     async def apply_pulsar(self, run_id: str, **asked: Any) -> Any:
         self.asked.append(asked)
         counts = ApplyCounts(applied={"orphan_ledger": 2}, size_bytes=600)
-        result = ApplyPulsarResult(run_id=run_id, done=counts, stopped=self.stopped)
+        result = ApplyPulsarResult(run_id=run_id, done=counts, stopped=self.stopped, certificate=_CERTIFICATE)
         return FakeJobHandle(result, id=f"apply-pulsar/{run_id}")  # type: ignore[arg-type]
 
     async def undo_pulsar(self, run_id: str, **asked: Any) -> Any:
@@ -136,6 +138,22 @@ def test_apply_passes_its_options(run: Run, planned: PlannedCluster, changing: C
         "reason": "clean-up",
     }
     assert (answer["applied"], answer["stopped"], answer["bytes"]) == ({"orphan_ledger": 2}, None, 600)
+    assert answer["certificate"] == _CERTIFICATE
+
+
+def test_report_names_the_certificate(run: Run, services: FakeCommandServices, planned: PlannedCluster) -> None:
+    """Of a plan that was applied. A bucket that does not answer hides no finding."""
+    assert "cluster-certificates" not in run("orphans", "report", RUN_ID, "--wide").stdout
+    planned.store_apply([])
+    assert "none: nothing was deleted" in run("orphans", "report", RUN_ID, "--wide").stdout
+    services.log.record_objects.put_if_absent(_CERTIFICATE, b"", metadata={})
+    shown = run("orphans", "report", RUN_ID, "--wide").stdout
+    assert _CERTIFICATE in shown
+    assert "with 2 ledgers" in shown
+    services.log.record_objects.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.BEFORE))
+    shown = run("orphans", "report", RUN_ID, "--wide").stdout
+    assert "unknown: planned fault: 503" in shown
+    assert "/ledgers/00/0000/L0008" in shown
 
 
 def test_stopped_apply_says_why_and_exits_with_refused(

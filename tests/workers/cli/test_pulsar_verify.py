@@ -1,6 +1,7 @@
 """`pulsar verify` says whether an apply has lost anything, and exits with it."""
 
 from collections import Counter
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from infra.pulsar.apply_verification import ApplyVerification, DeletedLedgerState, SpaceState
 from infra.pulsar.scan_facts import ScannedReference, ScanProblem
 from logstore.reconciliation.findings import FindingKind
+from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.workers.cli.cluster_plans import RUN_ID, PlannedCluster
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices
@@ -71,6 +73,7 @@ def test_answer_has_the_fixed_fields_and_says_what_the_bytes_are(
         "references": 11,
         "dangling": {"planned": 1, "new": 0},
         "complete": True,
+        "certificate": None,
         "missing": [],
         "new_dangling": [],
         "problem_count": 0,
@@ -107,6 +110,31 @@ def test_other_dangling_references_are_no_failure(run: Run, applied: PlannedClus
     answer = document(run("pulsar", "verify", RUN_ID, "--json"))
     assert answer["dangling"] == {"planned": 1, "new": 1}
     assert answer["new_dangling"] == [{"ledger_id": 9, "path": "/schemas/t/ns/a", "field": "versions"}]
+
+
+def _store_certificate(services: FakeCommandServices, body: bytes) -> str:
+    digest = sha256(b"a certificate").hexdigest()
+    key = f"cluster-certificates/apply-{RUN_ID}/0000000003-{digest}.jsonl"
+    services.log.record_objects.put_if_absent(key, body, metadata={})
+    return key
+
+
+@pytest.mark.usefixtures("applied", "result")
+@pytest.mark.parametrize(("body", "code"), [(b"a certificate", 0), (b"a certificat", 1)])
+def test_certificate_is_checked(body: bytes, code: int, run: Run, services: FakeCommandServices) -> None:
+    key = _store_certificate(services, body)
+    answer = document(run("pulsar", "verify", RUN_ID, "--json"), code)
+    assert answer["certificate"] == {"key": key, "ledgers": 3, "intact": not code, "error": None}
+    assert key in run("pulsar", "verify", RUN_ID, "--wide").stdout
+
+
+def test_certificate_that_cannot_be_read_hides_nothing(
+    run: Run, services: FakeCommandServices, applied: PlannedCluster, result: ApplyVerification
+) -> None:
+    services.log.record_objects.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.BEFORE))
+    answer = document(run("pulsar", "verify", RUN_ID, "--json"), 4)
+    assert (answer["missing_referenced"], answer["certificate"]["key"]) == (0, None)
+    assert "503" in answer["certificate"]["error"]
 
 
 def test_plan_without_an_apply_is_refused(run: Run, planned: PlannedCluster, result: ApplyVerification) -> None:

@@ -1,8 +1,10 @@
 """`plan-pulsar` as a whole: a real ZooKeeper, Spark and Temporal, and a bookie that speaks the real protocol."""
 
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +277,39 @@ async def test_apply_deletes_what_the_plan_found_and_nothing_else(
     assert {each.ledger_id for each in journal if each.deleted_us is not None} == _ORPHANS
 
 
+def read_certificate(house: WorkflowHarness, key: str) -> list[dict[str, Any]]:
+    stored = house.world.record_objects.get(key)
+    assert stored
+    assert key.endswith(f"-{sha256(stored.body).hexdigest()}.jsonl")
+    return list(map(json.loads, stored.body.splitlines()))
+
+
+async def test_certificates_list_what_applies_have_deleted(
+    house: WorkflowHarness, settings: Settings, jobs: GatedSparkJobs, real_cluster: KazooClient
+) -> None:
+    """Each apply of a plan has one. The last one has all, and an earlier one is not changed."""
+    versions = {"/ledgers/00/0000/L0101": 0}
+    async with working(house, settings, jobs):
+        await (await plan_at_once(house)).result()
+        first = await apply(house, limit=2, reason="a trial")
+        earlier = read_certificate(house, first.certificate)
+        second = await apply(house, include_unconfirmed=True, reason="the rest")
+        repeated = await apply(house, reason="once more")
+    header, *rows, end = read_certificate(house, second.certificate)
+    assert (len(earlier) - 2, end) == (2, {"ledgers": len(_ORPHANS)})
+    assert {row["ledger_id"] for row in rows} == _ORPHANS
+    assert {row["path"]: row["version"] for row in rows}.items() >= versions.items()
+    assert header["cluster"]["name"] == "east"
+    assert header["cluster"]["identity"].startswith("5f0a/")
+    assert [header[name] for name in ("plan", "actor", "reason", "stopped", "left")] == [
+        run_id(house), "tests", "the rest", "", 0,
+    ]  # fmt: skip
+    assert header["result"]["applied"] == {"orphan_ledger": len(_ORPHANS)}
+    assert (earlier[0]["reason"], earlier[0]["left"]) == ("a trial", len(_ORPHANS) - 2)
+    assert read_certificate(house, first.certificate) == earlier
+    assert repeated == second
+
+
 async def test_apply_stops_at_the_first_surprise(
     house: WorkflowHarness, settings: Settings, jobs: GatedSparkJobs, real_cluster: KazooClient
 ) -> None:
@@ -287,6 +322,10 @@ async def test_apply_stops_at_the_first_surprise(
         deleted = before - ledger_ids(real_cluster)
         assert deleted < _ORPHANS - {101}, "those of earlier pages"
         assert result.done.applied == {"orphan_ledger": len(deleted)}
+        if deleted:
+            header, *rows, _ = read_certificate(house, result.certificate)
+            assert {row["ledger_id"] for row in rows} == deleted
+            assert header["stopped"] == result.stopped
         assert await apply(house) == result, "the plan is not trusted any more"
 
 

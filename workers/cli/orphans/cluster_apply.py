@@ -110,9 +110,11 @@ def _answer_apply(workflow_id: str, result: "ApplyPulsarResult") -> Answer:
         "failed": int(counts.failed),
         "bytes": int(counts.size_bytes),
         "stopped": result.stopped or None,
+        "certificate": result.certificate or None,
         "workflow_id": workflow_id,
     }
     print_note(f"what became of each: sexton orphans report {result.run_id}")
+    print_note(f"what the cluster says of it: sexton pulsar verify {result.run_id}")
     print_note(f"to put the ledgers back while bookies have their data: sexton orphans undo {result.run_id}")
     rest = {name: value for name, value in document.items() if name != "run_id"}
     code = ExitCode.REFUSED if result.stopped else ExitCode.DONE

@@ -65,12 +65,17 @@ class PlanFindingsReport:
     result: "PlanOrScrubResult"
     files: "FindingFiles"
     applied: "ReconciliationRun | None"  # the plan's apply, or None
+    certificate: str = ""  # text about the certificate of the apply
 
     @property
     def is_of_cluster(self) -> bool:
         from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
 
         return self.plan.kind is RunKind.CLUSTER_PLAN
+
+    @property
+    def is_of_applied_cluster(self) -> bool:
+        return self.is_of_cluster and self.applied is not None
 
     @property
     def kinds(self) -> tuple[FindingKind, ...]:
@@ -120,6 +125,7 @@ class PlanFindingsReport:
             **({"not compared": "\n".join(self.result.left_out)} if self.result.left_out else {}),
             "findings": findings or "none",
             "applied": "not yet" if self.applied is None else _describe_run(self.applied),
+            **({"certificate": self.certificate} if self.certificate else {}),
         }
 
     def _summarize_scope(self) -> dict[str, str]:

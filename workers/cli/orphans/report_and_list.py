@@ -1,6 +1,7 @@
 """`orphans report`: findings of a plan as rows or as a page. `orphans list`: plans, applies and scrubs."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ from logstore.reconciliation.findings import CLUSTER_KINDS, STORE_KINDS, Finding
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command
+from workers.cli.orphans.certificates import describe_certificate
 from workers.cli.orphans.plan_and_apply import PLAN
 from workers.cli.orphans.plan_report import PlanFindingsReport, write_report_page_and_count_findings
 from workers.cli.orphans.plan_runs import RunId, orphans
@@ -17,7 +19,7 @@ from workers.cli.result_files import check_result_file
 from workers.human_readable_values import format_time_to_second
 
 if TYPE_CHECKING:
-    from logstore.ports.catalog import ReconciliationRun, ReconciliationRuns, RunKind
+    from logstore.ports.catalog import ReconciliationRun, RunKind
 
 
 Kind = Annotated[FindingKind | None, typer.Option("--kind", case_sensitive=False, help="Only findings of this kind.")]
@@ -32,7 +34,7 @@ def report_findings(
     context: CommandContext, run_id: RunId, *, kind: Kind = None, limit: Limit = 1_000, html: Html = None
 ) -> Answer:
     """Show the findings of a plan and, after an apply, the fate of each finding."""
-    plan_report = _open_findings_report(context.catalog.reconciliation, run_id)
+    plan_report = _open_findings_report(context, run_id)
     if html is not None:
         return _write_html(plan_report, kind, limit, html)
     rows = list(islice(plan_report.iterate_rows(kind), limit + 1))
@@ -45,17 +47,20 @@ def report_findings(
     return Answer(document=rows, display=summary, wide_display=summary, sections=[table])
 
 
-def _open_findings_report(runs: "ReconciliationRuns", run_id: str) -> PlanFindingsReport:
+def _open_findings_report(context: CommandContext, run_id: str) -> PlanFindingsReport:
     from logstore.reconciliation.services.run_checks import (  # noqa: PLC0415
         find_apply,
         open_finding_files,
         require_finished_plan_or_scrub,
     )
 
-    plan = runs.get_run(run_id)
+    runs = context.catalog.reconciliation
+    plan, applied = runs.get_run(run_id), find_apply(runs, run_id)
     result = require_finished_plan_or_scrub(plan)
-    return PlanFindingsReport(
-        plan=plan, result=result, files=open_finding_files(result, run_id), applied=find_apply(runs, run_id)
+    files = open_finding_files(result, run_id)
+    report = PlanFindingsReport(plan=plan, result=result, files=files, applied=applied)
+    return (
+        replace(report, certificate=describe_certificate(context, run_id)) if report.is_of_applied_cluster else report
     )
 
 

@@ -1,0 +1,118 @@
+"""Certificates of applies in the records bucket: proof of what was deleted, by whom and why.
+
+A certificate lists each ledger that the applies of one plan have deleted so far. It is written once and never removed.
+Its key ends with its SHA-256 digest, so that anybody can check it with `sha256sum`.
+"""
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any, BinaryIO, Final
+
+from logstore.failpoints import effect
+from logstore.ports.catalog import ClusterJournal, JournaledLedger, ReconciliationRun, iterate_journal
+from logstore.ports.object_storage import OwnedStore
+from logstore.stop_checks import raise_if_stopped
+
+CERTIFICATE_PREFIX: Final = "cluster-certificates/"
+
+CERTIFICATE: Final = "certificate"
+"""Key in the summary of an ended apply: key of the certificate; "" if nothing was deleted."""
+
+LEDGERS_ROOT: Final = "ledgers_root"
+"""Key in the summary of an apply: path of the ledgers without slashes at its ends."""
+
+_FORMAT: Final = "sexton-cluster-certificate/1"
+
+
+_KEY: Final = re.compile(rf"{CERTIFICATE_PREFIX}[a-z0-9-]+/(?P<ledgers>\d{{10}})-(?P<sha256>[0-9a-f]{{64}})\.jsonl")
+_BYTES_PER_READ: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyCertificate:
+    key: str
+    ledgers: int  # that it lists
+    sha256: str  # digest of the object
+
+
+class ApplyCertificates:
+    def __init__(self, records: OwnedStore) -> None:
+        self._records = records
+
+    def issue(
+        self, run: ReconciliationRun, journal: ClusterJournal, conclusion: Mapping[str, Any]
+    ) -> ApplyCertificate | None:
+        """Store a certificate of what the applies have deleted until now, or return `None` if that is nothing.
+
+        `conclusion` says who concludes the apply, and how it ended. Idempotent: equal facts make an equal certificate.
+        Memory holds one page of the journal.
+        """
+        with tempfile.TemporaryFile() as file:
+            writer = _LineWriter(file)
+            writer.write({"format": _FORMAT, **conclusion})
+            ledgers = 0
+            for ledger in iterate_journal(journal, run.run_id):
+                raise_if_stopped()
+                if ledger.deleted_us is not None:
+                    ledgers += 1
+                    writer.write(_make_row(ledger, ledger.deleted_us, run.summary[LEDGERS_ROOT]))
+            if not ledgers:
+                return None
+            writer.write({"ledgers": ledgers})
+            key = f"{_make_prefix(run.run_id)}{ledgers:010d}-{writer.sha256}.jsonl"
+            file.seek(0)
+            with effect("pulsar.put_certificate"):
+                self._records.put_file_if_absent(key, file, metadata={}, require_may_proceed=raise_if_stopped)
+            return ApplyCertificate(key=key, ledgers=ledgers, sha256=writer.sha256)
+
+    def find_newest(self, run_id: str) -> ApplyCertificate | None:
+        """Return the certificate of an apply that lists the most ledgers. Objects with other names are ignored."""
+        newest = None
+        for info in self._records.list(_make_prefix(run_id)):
+            if match := _KEY.fullmatch(info.key):
+                newest = ApplyCertificate(key=info.key, ledgers=int(match["ledgers"]), sha256=match["sha256"])
+        return newest
+
+    def is_intact(self, certificate: ApplyCertificate) -> bool:
+        """Return whether the object has the digest in its key. Memory holds a part of it."""
+        digest, start = sha256(), 0
+        while part := self._records.get_range(certificate.key, start, _BYTES_PER_READ):
+            raise_if_stopped()
+            digest.update(part)
+            start += len(part)
+        return digest.hexdigest() == certificate.sha256
+
+
+class _LineWriter:
+    """Writer of lines of JSON into a file, with their digest."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digest = file, sha256()
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        encoded = f"{json.dumps(line)}\n".encode()
+        self._digest.update(encoded)
+        self._file.write(encoded)
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+def _make_prefix(run_id: str) -> str:
+    return f"{CERTIFICATE_PREFIX}{run_id}/"
+
+
+def _make_row(ledger: JournaledLedger, deleted_us: int, ledgers_root: str) -> dict[str, Any]:
+    deleted = datetime.fromtimestamp(deleted_us // 1_000_000, UTC)
+    return {
+        "ledger_id": ledger.ledger_id,
+        "path": f"/{ledgers_root}/{ledger.path}",
+        "version": ledger.version,
+        "deleted": f"{deleted:%Y-%m-%dT%H:%M:%S}Z",
+    }
