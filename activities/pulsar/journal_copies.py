@@ -6,7 +6,6 @@ ledger as JSON. The key has the digest of the object, so that a torn object, and
 
 import json
 from base64 import b64decode, b64encode
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
@@ -103,22 +102,28 @@ def find_or_read_back_apply(
         run = None
     if run is not None and (run.finished_us is not None or READ_BACK not in run.summary):
         return run
-    counts: Counter[str] = Counter()
-    for key, summary, ledgers in copies.read(run_id):
-        run = runs.open_run(run_id, RunKind.APPLY, claim=claim, summary={**summary, READ_BACK: True})
-        _require_same_cluster(key, summary, run)
+    summary = _require_one_apply(copies, run_id)
+    run = runs.open_run(run_id, RunKind.APPLY, claim=claim, summary={**summary, READ_BACK: True})
+    ledgers_read = 0
+    for key, _, ledgers in copies.read(run_id):
         _add_to_journal(journal, run_id, key, ledgers)
-        counts[FindingKind.ORPHAN_LEDGER.value] += len(ledgers)
-    if run is None:
-        raise UnknownObject("run_id", expected="a plan whose apply has deleted ledgers", found=plan_run_id(run_id))
-    result = asdict(ApplyCounts(applied=dict(counts)))
+        ledgers_read += len(ledgers)
+    result = asdict(ApplyCounts(applied={FindingKind.ORPHAN_LEDGER.value: ledgers_read}))
     runs.close_run(run_id, {**run.summary, RESULT: result, STOPPED: _STOPPED_BY_LOSS})
     return runs.get_run(run_id)
 
 
-def _require_same_cluster(key: str, summary: Mapping[str, Any], run: ReconciliationRun) -> None:
-    if summary[IDENTITY] != run.summary[IDENTITY]:
-        raise PreconditionFailed(f"{key}: expected the cluster {run.summary[IDENTITY]}, found {summary[IDENTITY]}")
+def _require_one_apply(copies: JournalCopies, run_id: str) -> dict[str, Any]:
+    """Check all objects before anything is stored. Return the summary of the apply."""
+    first: dict[str, Any] | None = None
+    for key, summary, _ in copies.read(run_id):
+        first = first or summary
+        if summary[IDENTITY] != first[IDENTITY]:
+            expected = f"expected the cluster {first[IDENTITY]}, as in other objects"
+            raise PreconditionFailed(f"{key}: {expected}, found {summary[IDENTITY]}. {_ADVICE}")
+    if first is None:
+        raise UnknownObject("run_id", expected="a plan whose apply has deleted ledgers", found=plan_run_id(run_id))
+    return first
 
 
 def _add_to_journal(journal: ClusterJournal, run_id: str, key: str, ledgers: Sequence[JournaledLedger]) -> None:
