@@ -25,7 +25,7 @@ from activities.pulsar.inputs_and_results import (
     ConcludeClusterApplyInput,
     ConcludedClusterApply,
 )
-from activities.pulsar.journal_copies import IDENTITY, JournalCopies
+from activities.pulsar.journal_copies import JournalCopies
 from activities.pulsar.orphan_selection import (
     get_age_and_number,
     iterate_orphans_to_delete,
@@ -47,7 +47,7 @@ from logstore.ports.catalog import (
 from logstore.ports.object_storage import OwnedStore
 from logstore.ports.pulsar_cluster import ClusterChanges, PulsarClusterAccess
 from logstore.pulsar.cluster_findings import MAX_NAMES, NAME_SEPARATOR, NAMES, Hazard, require_ledger_id
-from logstore.pulsar.plan_jobs import VerifyClusterJob
+from logstore.pulsar.plan_jobs import IDENTITY, VerifyClusterJob
 from logstore.rate_limiter import RateLimiter
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles
@@ -68,6 +68,7 @@ from logstore.reconciliation.services.run_checks import find_apply, require_appl
 from logstore.stop_checks import raise_if_stopped
 
 _LEDGERS_PER_DELETE: Final = 100
+_ONLY_THE_JOURNAL: Final = "only the journal of an earlier apply is left of this plan; plan again"
 _GONE: Final = "it does not exist any more"
 
 
@@ -309,7 +310,7 @@ def _make_ended_scope(run: ReconciliationRun) -> ClusterApplyScope:
         pages=run.summary["pages"],
         findings=sum(counts.applied.values()) + sum(counts.skipped.values()),
         done=counts,
-        stopped=run.summary[STOPPED],
+        stopped=run.summary.get(STOPPED, _ONLY_THE_JOURNAL),
         certificate=run.summary.get(CERTIFICATE, ""),
     )
 

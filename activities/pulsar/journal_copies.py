@@ -23,22 +23,19 @@ from logstore.ports.catalog import (
     RunKind,
 )
 from logstore.ports.object_storage import ObjectInfo, OwnedStore, object_keys
+from logstore.pulsar.plan_jobs import IDENTITY
 from logstore.pulsar.znode_names import format_ledger_path
-from logstore.reconciliation.findings import RESULT, STOPPED, ApplyCounts, FindingKind, plan_run_id
+from logstore.reconciliation.findings import RESULT, ApplyCounts, FindingKind, plan_run_id
 from logstore.stop_checks import raise_if_stopped
 
 JOURNAL_PREFIX: Final = "cluster-journals/"
 
-IDENTITY: Final = "identity"
-"""Key in the summary of an apply: identity of the cluster, as `ClusterCheck` names it."""
-
 READ_BACK: Final = "read_back"
-"""Key in the summary of an apply whose journal came from the records bucket."""
+"""Key in the summary of an apply whose journal came from the records bucket. Nothing is known about its end."""
 
 _FORMAT: Final = "sexton-cluster-journal/1"
 _SUFFIX: Final = ".jsonl"
 _ADVICE: Final = "Move it out of this folder, and undo again: ledgers that only this object has stay deleted"
-_STOPPED_BY_LOSS: Final = "the catalog was lost or restored after the apply; plan again"
 
 
 class JournalCopies:
@@ -109,7 +106,7 @@ def find_or_read_back_apply(
         _add_to_journal(journal, run_id, key, ledgers)
         ledgers_read += len(ledgers)
     result = asdict(ApplyCounts(applied={FindingKind.ORPHAN_LEDGER.value: ledgers_read}))
-    runs.close_run(run_id, {**run.summary, RESULT: result, STOPPED: _STOPPED_BY_LOSS})
+    runs.close_run(run_id, {**run.summary, RESULT: result})
     return runs.get_run(run_id)
 
 

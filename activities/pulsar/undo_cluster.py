@@ -11,11 +11,12 @@ from activities.bulk_jobs import RUN_CLAIM_S
 from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.pulsar.inputs_and_results import BeginUndoInput, UndonePage, UndoPageInput
-from activities.pulsar.journal_copies import IDENTITY, JournalCopies, find_or_read_back_apply
+from activities.pulsar.journal_copies import JournalCopies, find_or_read_back_apply
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.catalog import CatalogIdentity, ClusterJournal, ReconciliationRuns
 from logstore.ports.object_storage import OwnedStore
 from logstore.ports.pulsar_cluster import PulsarClusterAccess
+from logstore.pulsar.plan_jobs import IDENTITY
 from logstore.reconciliation.findings import apply_run_id
 
 _LEDGERS_PER_PAGE: Final = 1_000

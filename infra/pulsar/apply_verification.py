@@ -74,7 +74,7 @@ class ApplyVerification:
     space_ledgers: Counter[SpaceState] = field(default_factory=Counter)  # absent ledgers
     space_bytes: Counter[SpaceState] = field(default_factory=Counter)  # of absent ledgers, as their metadata state them
     unstated_ledgers: int = 0  # absent ledgers that nobody has closed: their metadata state no bytes
-    orphans_left: int = 0
+    orphans_left: int | None = None  # None: not counted
 
 
 class ApplyVerifier:
@@ -112,8 +112,7 @@ class ApplyVerifier:
 
     def count_orphans_left(self, ledger_ids: Iterable[int]) -> None:
         """Count those of the plan's orphan ledgers that exist."""
-        for batch in _split(ledger_ids):
-            self.result.orphans_left += len(batch) - len(self._find_absent(batch))
+        self.result.orphans_left = sum(len(batch) - len(self._find_absent(batch)) for batch in _split(ledger_ids))
 
     def _scan_references(self) -> Iterator[ScannedReference]:
         for fact in scan_cluster_references(self._reader, self._root, self._log_roots):

@@ -62,7 +62,10 @@ the worker's future. A ledger is at least as old as it seems to be at this time.
 """
 
 IDENTITY: Final = "identity"
-"""Key in the facts of a scan: the identity of the cluster, which is the same at the scan's begin and end."""
+"""Key in the facts of a scan: the identity of the cluster, which is the same at the scan's begin and end.
+
+Also in the summary of an apply.
+"""
 
 LEDGERS_ROOT: Final = "ledgers_root"
 """Key in the facts of a scan: the path of the ledgers, without a slash at its ends."""

@@ -136,10 +136,10 @@ class ApplyCounts:
 
 
 RESULT = "result"
+"""Key of the result in the summary of a finished run."""
 
 STOPPED = "stopped"
 """Key in the summary of an apply in a cluster: what the plan did not expect, as a sentence. Empty: nothing."""
-"""Key of the result in the summary of a finished run."""
 
 
 def plan_result(summary: Mapping[str, Any]) -> PlanOrScrubResult:

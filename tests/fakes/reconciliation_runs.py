@@ -94,6 +94,10 @@ class FakeReconciliationRuns:
             del self._runs[name]
         return old_run_ids
 
+    def remove(self, run_id: str) -> None:
+        """Let a run have left the catalog."""
+        del self._runs[run_id]
+
     def age(self, run_id: str, *, seconds: float) -> None:
         """Let a run have been begun so long ago."""
         claimed_run = self._runs[run_id]

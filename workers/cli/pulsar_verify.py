@@ -41,7 +41,7 @@ def verify_apply(context: CommandContext, run_id: RunId) -> Answer:
     from logstore.reconciliation.services import run_checks  # noqa: PLC0415 - start-up time
 
     plan, apply_run = run_checks.require_applied_cluster_plan(context.catalog.reconciliation, run_id)
-    findings = run_checks.open_finding_files(plan, run_id)
+    findings = run_checks.open_finding_files(plan, run_id) if plan else None
     with show_progress_bar("reading all references of the cluster"):
         result = context.services.verify_pulsar_apply(
             context.settings, apply_run, context.catalog.cluster_journal, findings
@@ -81,7 +81,9 @@ def _make_answer(run_id: str, result: "ApplyVerification", certificate: dict[str
     display: dict[str, object] = {
         "plan": run_id,
         "missing, but referenced": result.missing.count,
-        "orphans left": result.orphans_left,
+        "orphans left": "unknown: the plan has left the catalog"
+        if result.orphans_left is None
+        else result.orphans_left,
         "ledgers of the journal": ", ".join(f"{count:,} {name}" for name, count in deleted.items() if count) or "none",
         "references": result.references,
         "dangling references": f"{result.planned_dangling:,} of the plan, {result.new_dangling.count:,} new",

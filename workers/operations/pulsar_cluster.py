@@ -22,6 +22,7 @@ from logstore.ports.catalog import ClusterJournal, JournaledLedger, Reconciliati
 from logstore.pulsar.cluster_check import ClusterCheck
 from logstore.pulsar.cluster_findings import require_ledger_id
 from logstore.pulsar.delayed_buckets import parse_topic_argument
+from logstore.pulsar.plan_jobs import IDENTITY
 from logstore.rate_limiter import RateLimiter
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import FindingKind
@@ -56,28 +57,30 @@ def verify_pulsar_apply(
     settings: Settings,
     apply_run: ReconciliationRun,
     journal: ClusterJournal,
-    findings: FindingFiles,
+    findings: FindingFiles | None,
 ) -> ApplyVerification:
-    """Look at the cluster after an apply. `findings` are those of the plan.
+    """Look at the cluster after an apply. `findings` are those of the plan, or `None` if it has left the catalog.
 
     Raises:
         PreconditionFailed: The settings name another cluster.
     """
     cluster = pulsar_cluster_from_settings(settings)
     with cluster.open_reader(parallel_sessions=1) as reader:
-        planned, found = apply_run.summary["identity"], read_cluster_identity(reader, cluster.ledgers_root)
+        planned, found = apply_run.summary[IDENTITY], read_cluster_identity(reader, cluster.ledgers_root)
         if found != planned:
             raise PreconditionFailed(f"{apply_run.run_id}: expected the cluster {planned}, found {found}")
         verifier = ApplyVerifier(
             reader, cluster.ledgers_root, RateLimiter(cluster.reads_per_s), log_roots=cluster.log_roots
         )
         verifier.check_references(
-            partial(_find_journaled, journal, apply_run.run_id), frozenset(_iterate_dangling(findings))
+            partial(_find_journaled, journal, apply_run.run_id),
+            frozenset(_iterate_dangling(findings) if findings else ()),
         )
         verifier.check_journal(iterate_journal(journal, apply_run.run_id))
-        verifier.count_orphans_left(
-            require_ledger_id(finding) for _, finding in findings.iterate_findings(FindingKind.ORPHAN_LEDGER)
-        )
+        if findings:
+            verifier.count_orphans_left(
+                require_ledger_id(finding) for _, finding in findings.iterate_findings(FindingKind.ORPHAN_LEDGER)
+            )
         return verifier.result
 
 

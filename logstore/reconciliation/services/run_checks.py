@@ -4,6 +4,7 @@ from pathlib import Path
 
 from logstore.errors import PreconditionFailed, StaleCatalog, UnknownObject
 from logstore.ports.catalog import CatalogIdentity, ReconciliationRun, ReconciliationRuns, RunKind
+from logstore.pulsar.plan_jobs import IDENTITY
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import PlanOrScrubResult, apply_run_id, plan_result
 
@@ -47,15 +48,27 @@ def require_appliable_cluster_plan(
     return plan, run
 
 
-def require_applied_cluster_plan(runs: ReconciliationRuns, run_id: str) -> tuple[PlanOrScrubResult, ReconciliationRun]:
+def require_applied_cluster_plan(
+    runs: ReconciliationRuns, run_id: str
+) -> tuple[PlanOrScrubResult | None, ReconciliationRun]:
     """Return the result of a plan of a Pulsar cluster, and the run of its apply, finished or not.
 
+    The result is `None` if only the apply is in the catalog. A plan leaves it first.
+
     Raises:
-        UnknownObject: No run has this id.
+        UnknownObject: Neither a plan nor its apply has this id.
         PreconditionFailed: The run is not a finished plan of a cluster, or the plan was not applied.
     """
-    plan, _ = _require_finished_cluster_plan(runs, run_id)
     apply_run = find_apply(runs, run_id)
+    try:
+        plan, _ = _require_finished_cluster_plan(runs, run_id)
+    except UnknownObject:
+        if apply_run is None:
+            raise
+        if IDENTITY not in apply_run.summary:
+            found = "one in Sexton's own store"
+            raise PreconditionFailed(f"run {run_id}: expected an apply in a Pulsar cluster, found {found}") from None
+        return None, apply_run
     if apply_run is None:
         raise PreconditionFailed(f"plan {run_id}: expected an applied one, found no apply")
     return plan, apply_run

@@ -2,18 +2,19 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from activities.pulsar.inputs_and_results import BeginUndoInput
+from activities.pulsar.inputs_and_results import BeginClusterApplyInput, BeginUndoInput
 from activities.pulsar.journal_copies import JOURNAL_PREFIX, READ_BACK, JournalCopies, find_or_read_back_apply
 from logstore.errors import PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.ports.catalog import Claim, JournaledLedger, ReconciliationRun, RunKind
 from logstore.pulsar.znode_names import format_ledger_path
+from logstore.reconciliation.findings import RESULT, STOPPED, ApplyCounts, PlanOrScrubResult
 from tests.activities.activity_world import World, open_activity_world, run
 from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 
@@ -75,7 +76,22 @@ def test_journal_of_a_lost_catalog_comes_back(world: World, records: FakeObjectS
     assert list_journal(world) == [journaled(7), journaled(9), journaled(2**63 - 1)]
     assert (found.summary["identity"], found.summary["actor"]) == ("5f0a/1/2", "ann")
     assert found.finished_us is not None
-    assert "plan again" in found.summary["stopped"], "an apply cannot go on without its plan"
+    assert STOPPED not in found.summary, "nobody should be alerted"
+
+
+def test_apply_of_which_only_the_journal_is_left_does_not_go_on(world: World, records: FakeObjectStore) -> None:
+    """The newest plan stays in the catalog longer than its apply."""
+    runs, identities = world.catalog.reconciliation, world.catalog.identities
+    result = PlanOrScrubResult(findings={}, size_bytes={}, ledgers=9, before_us=1, report="")
+    summary = {"catalog_id": identities.catalog_id(), RESULT: asdict(result)}
+    runs.open_run("pulsar-1", RunKind.CLUSTER_PLAN, claim=_CLAIM, summary=summary)
+    runs.close_run("pulsar-1", summary)
+    store(records, 7)
+    read_back(world)
+    begin = world.activities.cluster_applying.begin_cluster_apply
+    scope = run(begin, BeginClusterApplyInput(run_id="pulsar-1", actor="ann"))
+    assert scope.done == ApplyCounts(applied={"orphan_ledger": 1})
+    assert "plan again" in scope.stopped
 
 
 def test_journal_of_the_catalog_is_used_without_the_bucket(world: World, records: FakeObjectStore) -> None:
@@ -158,6 +174,17 @@ def test_torn_or_foreign_object_is_refused_by_name(
     assert str(refused.value).startswith(f"{new_key}: expected ")
     with pytest.raises(PreconditionFailed):
         run(world.activities.cluster_undoing.begin_undo, BeginUndoInput(run_id="pulsar-1"))
+
+
+def test_flipped_bit_is_noticed(world: World, records: FakeObjectStore) -> None:
+    """Nothing but the digest in the key can tell it from what the apply has stored."""
+    key = store(records, 7)
+    stored = records.get(key)
+    assert stored
+    records.delete([key])
+    records.put_if_absent(key, stored.body.replace(b"AP8=", b"AP4="), metadata={})
+    with pytest.raises(PreconditionFailed, match="expected an object whose name is its SHA-256 digest"):
+        read_back(world)
 
 
 @pytest.mark.parametrize(("foreign", "identity"), [(0, "77aa/8/9"), (1, "5f0a/1/2")])

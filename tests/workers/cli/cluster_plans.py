@@ -58,7 +58,8 @@ class PlannedCluster:
 
     def store_apply(self, fates: Sequence[FateOfFinding]) -> None:
         """Store an apply that is not finished."""
-        self._open_run(apply_run_id(RUN_ID), RunKind.APPLY, {"folder": str(self._folder), "actor": "ann", "reason": ""})
+        summary = {"folder": str(self._folder), "actor": "ann", "reason": "", "identity": "5f0a/1/2"}
+        self._open_run(apply_run_id(RUN_ID), RunKind.APPLY, summary)
         page_fate_files(self._folder).write_page(0, fates)
 
     async def plan_pulsar(self, **asked: Any) -> Any:

@@ -50,7 +50,10 @@ def result(services: FakeCommandServices) -> ApplyVerification:
         assert settings is not None
         assert apply_run.run_id == f"apply-{RUN_ID}"
         assert journal is _JOURNAL
-        assert [finding.ledger_id for _, finding in findings.iterate_findings(FindingKind.ORPHAN_LEDGER)] == [7]
+        if findings:
+            assert [finding.ledger_id for _, finding in findings.iterate_findings(FindingKind.ORPHAN_LEDGER)] == [7]
+        else:
+            result.orphans_left = None
         return result
 
     services.verify_pulsar_apply = verify  # type: ignore[method-assign]
@@ -140,6 +143,16 @@ def test_certificate_that_cannot_be_read_hides_nothing(
 def test_plan_without_an_apply_is_refused(run: Run, planned: PlannedCluster, result: ApplyVerification) -> None:
     error = document(run("pulsar", "verify", RUN_ID, "--json"), 3)["error"]
     assert error["message"] == f"plan {RUN_ID}: expected an applied one, found no apply"
+
+
+def test_apply_whose_plan_has_left_the_catalog_is_verified(
+    run: Run, applied: PlannedCluster, result: ApplyVerification
+) -> None:
+    """A lost catalog, or an undo from the records bucket, leaves the apply alone."""
+    applied.catalog.reconciliation.remove(RUN_ID)
+    answer = document(run("pulsar", "verify", RUN_ID, "--json"))
+    assert (answer["missing_referenced"], answer["orphans_left"]) == (0, None)
+    assert "unknown: the plan has left the catalog" in run("pulsar", "verify", RUN_ID).stdout
 
 
 def test_run_that_is_no_plan_of_a_cluster_is_refused(
