@@ -6,6 +6,7 @@ another address than the loopback.
 
 import json
 import re
+import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection
@@ -152,6 +153,13 @@ class RealCluster:
     def kill_broker(self) -> None:
         ServiceProcess(BROKER, self.home).kill()
 
+    def make_anew(self) -> None:
+        """Kill ZooKeeper, the bookie and the broker, and start them without their data at the same addresses."""
+        for name in (BROKER, STORE):
+            ServiceProcess(name, self.home).kill()
+        shutil.rmtree(self._data)
+        self.start()
+
     def stop(self) -> list[str]:
         """Stop everything, the broker first. Return the names of the processes that ran."""
         if not self.home.pids.exists():
@@ -177,6 +185,10 @@ class RealCluster:
                 stored = {name: next(free) for name in PulsarPorts.__dataclass_fields__}
             self.home.write_file(self.home.root / _PORTS_FILE, json.dumps(stored))
         return PulsarPorts(**{name: int(str(number)) for name, number in stored.items()})
+
+    @property
+    def _data(self) -> Path:
+        return self.home.root / "pulsar"
 
     @property
     def environment_file(self) -> Path:
@@ -283,7 +295,7 @@ class RealCluster:
         self.home.write_file(self.home.root / _CONFIG_FILE, "\n".join([*lines, *changed, ""]))
 
     def _define_store(self) -> EmbeddedService:
-        ports, data = self.ports, self.home.root / "pulsar"
+        ports, data = self.ports, self._data
         argv = (
             *("--no-broker", "--num-bookies", "1"),
             *("--zookeeper-port", str(ports.zookeeper), "--zookeeper-dir", str(data / "zookeeper")),

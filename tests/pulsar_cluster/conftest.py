@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-collect_ignore = [] if find_spec("pulsar") else ["test_plans.py"]
+collect_ignore = [] if find_spec("pulsar") else ["test_plans.py", "test_applies.py"]
 
 _EXIT_STATUS = pytest.StashKey[int]()
 

@@ -129,9 +129,8 @@ def check_findings(findings: Sequence[Mapping[str, Any]], damaged: DamagedCluste
 
 def check_nothing_changed(before: Mapping[int, int], after: Mapping[int, int], traffic: Traffic) -> PromiseResult:
     problems = [f"ledger {each} was changed" for each in before if before[each] != after.get(each)]
-    problems += traffic.errors
-    problems += [] if traffic.received == traffic.sent else [f"{traffic.sent} sent, {traffic.received} received"]
-    evidence = f"{len(before)} ledgers unchanged; {traffic.sent} messages sent and received without an error"
+    problems += traffic.find_problems()
+    evidence = f"{len(before)} ledgers unchanged; {len(traffic.sent)} messages sent and received without an error"
     return PromiseResult.from_problems("Sexton changed nothing", problems, evidence)
 
 

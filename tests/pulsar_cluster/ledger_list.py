@@ -81,6 +81,28 @@ class LedgerList:
             makepath=True,
         )
 
+    def plant_copies(self, source_id: int, ledger_ids: Iterable[int]) -> None:
+        """Create many ledgers as `plant_copy` does."""
+        data, _ = self._client.get(ledger_path(source_id))
+        paths = [ledger_path(each) for each in ledger_ids]
+        for parent in {path.rpartition("/")[0] for path in paths}:
+            self._client.ensure_path(parent)
+        for result in [self._client.create_async(path, data) for path in paths]:
+            result.get()
+
+    def find_existing(self, ledger_ids: Iterable[int]) -> set[int]:
+        results = {each: self._client.exists_async(ledger_path(each)) for each in ledger_ids}
+        return {ledger_id for ledger_id, result in results.items() if result.get()}
+
+    def read_metadata(self, ledger_ids: Iterable[int]) -> dict[int, bytes]:
+        """Return the value of the znode of each ledger."""
+        results = {each: self._client.get_async(ledger_path(each)) for each in ledger_ids}
+        return {ledger_id: result.get()[0] for ledger_id, result in results.items()}
+
+    def delete_managed_ledger(self, topic: str) -> None:
+        """Delete the metadata of a topic by hand. Its ledgers stay."""
+        self._client.delete(f"/managed-ledgers/public/default/persistent/{topic}", recursive=True)
+
     def delete(self, ledger_id: int) -> None:
         """Delete a ledger as people do by hand, whether or not something refers to it."""
         self._client.delete(ledger_path(ledger_id))

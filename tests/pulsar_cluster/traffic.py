@@ -1,4 +1,4 @@
-"""Traffic beside a plan: a producer and a consumer on a topic whose ledgers roll over and are trimmed all the time."""
+"""Traffic beside a job: a producer and a consumer on a topic whose ledgers roll over and are trimmed all the time."""
 
 import threading
 import time
@@ -14,25 +14,36 @@ from tests.pulsar_cluster.filling import open_client, topic_url
 TOPIC: Final = "traffic"
 
 _PAUSE_S: Final = 0.02
-_RECEIVE_TIMEOUT_MS: Final = 60_000
+_PATIENCE_MS: Final = 600_000  # a broker that was killed starts again
 
 
 class Traffic:
-    """Producer and consumer that run until the end of the block."""
+    """Producer and consumer that run until the end of the block. All messages differ."""
 
     def __init__(self, cluster: RealCluster) -> None:
         self._cluster = cluster
         self._ends = threading.Event()
-        self._message = uuid.uuid4().bytes  # an earlier run may have left messages
-        self._last_message = self._message + b" end"
-        self.sent = 0
-        self.received = 0
+        self._prefix = uuid.uuid4().bytes  # an earlier run may have left messages
+        self._last_message = self._prefix + b" end"
+        self.sent: list[bytes] = []
+        self.received: list[bytes] = []
         self.errors: list[str] = []
+
+    @property
+    def lost(self) -> set[bytes]:
+        return set(self.sent) - set(self.received)
+
+    def find_problems(self) -> list[str]:
+        """Return errors, and whether the consumer got each message of the producer exactly once, in order."""
+        found = f"{len(self.sent)} messages sent, {len(self.received)} received, {len(self.lost)} of them lost"
+        return self.errors + ([] if self.received == self.sent else [found])
 
     def __enter__(self) -> Self:
         self._client = open_client(self._cluster)
         consumer = self._client.subscribe(topic_url(TOPIC), "drain", consumer_type=pulsar.ConsumerType.Shared)
-        producer = self._client.create_producer(topic_url(TOPIC), batching_enabled=False)
+        producer = self._client.create_producer(
+            topic_url(TOPIC), batching_enabled=False, send_timeout_millis=_PATIENCE_MS
+        )
         self._threads = [
             threading.Thread(target=self._run, args=(step, peer), daemon=True)
             for step, peer in ((self._send, producer), (self._receive, consumer))
@@ -57,14 +68,15 @@ class Traffic:
             self.errors.append(str(error))
 
     def _send(self, producer: Any) -> bool:
-        message = self._last_message if self._ends.is_set() else self._message
+        message = self._last_message if self._ends.is_set() else self._prefix + b"%d" % len(self.sent)
         producer.send(message)
-        self.sent += 1
+        self.sent.append(message)
         time.sleep(_PAUSE_S)
         return message != self._last_message
 
     def _receive(self, consumer: Any) -> bool:
-        message = consumer.receive(_RECEIVE_TIMEOUT_MS)
+        message = consumer.receive(_PATIENCE_MS)
         consumer.acknowledge(message)
-        self.received += message.data() in {self._message, self._last_message}
+        if message.data().startswith(self._prefix):
+            self.received.append(message.data())
         return bool(message.data() != self._last_message)
