@@ -126,10 +126,10 @@ pulsar-up: setup ## Start a real Pulsar cluster: ZooKeeper, bookie, broker, S3 (
 pulsar-down: setup ## Stop what `make pulsar-up` started; the data stay in .pulsar
 	$(BIN)/python -m tests.pulsar_cluster down
 
-pulsar-demo: $(PULSAR_CLIENT)/.installed ## Fill and damage a throw-away Pulsar cluster, plan beside traffic, compare with the truth; KEEP=1 leaves it up
+pulsar-demo: $(PULSAR_CLIENT)/.installed ## Fill and damage a throw-away Pulsar cluster, plan and apply beside traffic, compare with the truth; KEEP=1 leaves it up
 	$(WITH_PULSAR_CLIENT) $(BIN)/python -m tests.pulsar_cluster demo $(if $(KEEP),--keep)
 
-test-pulsar: $(PULSAR_CLIENT)/.installed ## Test plans on a real Pulsar cluster (needs Java 17; not part of CI)
+test-pulsar: $(PULSAR_CLIENT)/.installed ## Test plans and applies on a real Pulsar cluster (needs Java 17; not part of CI)
 	$(WITH_PULSAR_CLIENT) $(if $(SEXTON_TEST_PULSAR_HOME),SEXTON_TEST_PULSAR_HOME=$(SEXTON_TEST_PULSAR_HOME)) \
 		$(BIN)/pytest tests/pulsar_cluster
 

@@ -1,4 +1,4 @@
-"""`python -m tests.pulsar_cluster`: a real Pulsar cluster on this machine, and the demo of plans on one."""
+"""`python -m tests.pulsar_cluster`: a real Pulsar cluster on this machine, and the demo of plans and applies on one."""
 
 import argparse
 import os

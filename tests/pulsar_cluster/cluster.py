@@ -62,7 +62,7 @@ _CONFIG: Final = {
     "managedLedgerCursorPositionFlushSeconds": "1",
     "managedLedgerDefaultMarkDeleteRateLimit": "0",
     # A bookie that collects garbage when it is asked to, in small files, and that tells of it.
-    "gcWaitTime": "900000",
+    "gcWaitTime": "3600000",
     "logSizeLimit": "65536",
     "httpServerEnabled": "true",
     "httpServerClass": "org.apache.bookkeeper.http.vertx.VertxHttpServer",

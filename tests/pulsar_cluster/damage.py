@@ -20,7 +20,7 @@ UPLOAD_KEY: Final = f"{UUID(int=1)}-ledger-1"
 
 _TRAP_TIMEOUT_S: Final = 120.0
 _MANAGED_LEDGERS: Final = f"/managed-ledgers/{NAMESPACE}/persistent"
-_FIRST_PLANTED_ID: Final = 1_000_000
+FIRST_PLANTED_ID: Final = 1_000_000
 
 
 @dataclass(kw_only=True)
@@ -128,8 +128,8 @@ class ClusterDamager:
         """Plant ledgers that look like Pulsar's, one of another application, and an upload that nobody ends."""
         first = self._ask("orders")["ledgers"][0]["ledgerId"]
         for offset in range(3):
-            self.ledgers.plant_copy(first, _FIRST_PLANTED_ID + offset)
-        self.ledgers.plant_copy(first, _FIRST_PLANTED_ID + 3, application="others")
+            self.ledgers.plant_copy(first, FIRST_PLANTED_ID + offset)
+        self.ledgers.plant_copy(first, FIRST_PLANTED_ID + 3, application="others")
         self.cluster.open_s3().create_multipart_upload(Bucket=OFFLOAD_BUCKET, Key=UPLOAD_KEY)
 
     def delete_referenced_ledgers(self) -> None:

@@ -1,4 +1,4 @@
-"""Demo: a real cluster is filled and damaged, Sexton plans beside traffic, and the plan is compared with the truth."""
+"""Demo: a real cluster is filled and damaged, Sexton plans and applies beside traffic, and the truth is compared."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from logstore.reconciliation.findings import FindingKind
 from tests.e2e.shell import Inside, Shell
+from tests.pulsar_cluster.apply_demo import apply_and_undo
 from tests.pulsar_cluster.damage import UPLOAD_KEY
 from tests.pulsar_cluster.scenario import PENDING_ACK_STEP, TRIM_STEP, DamagedCluster, run_damaged_cluster
 from tests.pulsar_cluster.traffic import Traffic
@@ -49,22 +50,32 @@ def run_demo(home: Path, say: Say) -> ClusterDemoReport:
         say("planning beside traffic")
         with Traffic(damaged.cluster) as traffic:
             check = sexton.json("pulsar", "check")
-            plan = sexton.json("pulsar", "plan", "--older-than", _OLDER_THAN, "--between", _BETWEEN, "--unsafe-age")
+            plan = make_plan(sexton)
+        after = read_versions(damaged)
         findings = list_findings(sexton, plan["run_id"])
         detail_by_ledger = {each["ledger_id"]: each["detail"] for each in findings if each["kind"] in _LEDGER_KINDS}
         explanations = [
             explain_example(sexton, step, min(damaged.list_left_by(step)), detail_by_ledger)
             for step in dict.fromkeys(each.why for each in damaged.truth.values() if not each.referenced)
         ]
+        promises = [
+            check_completeness(check, plan),
+            *check_findings(findings, damaged),
+            check_nothing_changed(before, after, traffic),
+        ]
+        if all(promise.ok for promise in promises):
+            promises += apply_and_undo(sexton, damaged, plan["run_id"], lambda: make_plan(sexton), say)
         return ClusterDemoReport(
-            promises=[
-                check_completeness(check, plan),
-                *check_findings(findings, damaged),
-                check_nothing_changed(before, read_versions(damaged), traffic),
-            ],
+            promises=promises,
             explanations=explanations,
             seconds=time.monotonic() - started_s,
         )
+
+
+def make_plan(sexton: Shell) -> Mapping[str, Any]:
+    options = ("--older-than", _OLDER_THAN, "--between", _BETWEEN, "--unsafe-age")
+    plan: Mapping[str, Any] = sexton.json("pulsar", "plan", *options)
+    return plan
 
 
 def list_findings(sexton: Shell, run_id: str) -> list[Mapping[str, Any]]:
@@ -131,7 +142,7 @@ def check_nothing_changed(before: Mapping[int, int], after: Mapping[int, int], t
     problems = [f"ledger {each} was changed" for each in before if before[each] != after.get(each)]
     problems += traffic.find_problems()
     evidence = f"{len(before)} ledgers unchanged; {len(traffic.sent)} messages sent and received without an error"
-    return PromiseResult.from_problems("Sexton changed nothing", problems, evidence)
+    return PromiseResult.from_problems("a plan changes nothing", problems, evidence)
 
 
 def ids_of_kind(findings: Sequence[Mapping[str, Any]], kind: FindingKind) -> set[int]:
