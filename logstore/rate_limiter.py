@@ -1,7 +1,10 @@
 """Limit of what one task uses per second, such as bytes that it reads, or requests."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class RateLimiter:
@@ -23,3 +26,11 @@ class RateLimiter:
         now = self._clock()
         self._free_at = max(self._free_at, now) + units / self.units_per_s
         self._sleep(self._free_at - now)
+
+    def iterate_batches(self, items: Sequence[T], max_items: int) -> Iterator[Sequence[T]]:
+        """Yield the items, at most those of one second together. Wait after the use of each batch, also of the last."""
+        step = max(1, int(min(max_items, self.units_per_s)))
+        for start in range(0, len(items), step):
+            batch = items[start : start + step]
+            yield batch
+            self.wait_after_use(len(batch))

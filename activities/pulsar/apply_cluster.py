@@ -115,7 +115,7 @@ class ApplyClusterActivities:
             plan.ledgers - plan.findings[FindingKind.ORPHAN_LEDGER.value],
             request.max_orphan_share,
         )
-        files = self._open_findings(request.run_id, plan)
+        files = self._open_all_findings(request.run_id, plan)
         shadow_topics = _find_shadow_topics(files)
         with self._open_changes(request.run_id, plan_run, shadow_topics) as changes:
             ledgers_root = changes.ledgers_root
@@ -149,7 +149,7 @@ class ApplyClusterActivities:
         Raises: PreconditionFailed (terminal); ServiceFailed, StoreUnavailable, CatalogBusy (retry).
         """
         plan, plan_run = require_appliable_cluster_plan(self._runs, self._identities, request.run_id)
-        findings = self._open_findings(request.run_id, plan).read_page(request.page)
+        findings = self._open_findings(request.run_id).read_page(request.page)
         fate_files = self._open_fates(request.run_id)
         fates = dict(fate_files.read_page(request.page) or {})
         orphans, unconfirmed = select_orphans(
@@ -207,16 +207,20 @@ class ApplyClusterActivities:
         certificate = self._certificates.issue(run, self._journal, conclusion)
         return certificate.key if certificate else ""
 
-    def _open_findings(self, run_id: str, plan: PlanOrScrubResult) -> FindingFiles:
-        published = self._bulk.find_published_summary(run_id, VerifyClusterJob.name)
-        if published is None:
-            where = "every worker must see the folder of bulk output"
-            raise PreconditionFailed(f"plan {run_id}: expected its findings, found none here; {where}, or plan again")
-        files = FindingFiles(Path(published.folder))
+    def _open_all_findings(self, run_id: str, plan: PlanOrScrubResult) -> FindingFiles:
+        """Open the findings, and count them. The time grows with the number of pages."""
+        files = self._open_findings(run_id)
         counts = {kind.value: rows for kind, (rows, _) in files.count_findings_and_bytes_by_kind(CLUSTER_KINDS).items()}
         if counts != plan.findings:
             raise PreconditionFailed(f"plan {run_id}: expected its findings, {plan.findings}, found {counts}")
         return files
+
+    def _open_findings(self, run_id: str) -> FindingFiles:
+        published = self._bulk.find_published_summary(run_id, VerifyClusterJob.name)
+        if published is None:
+            where = "every worker must see the folder of bulk output"
+            raise PreconditionFailed(f"plan {run_id}: expected its findings, found none here; {where}, or plan again")
+        return FindingFiles(Path(published.folder))
 
     def _open_fates(self, run_id: str) -> FateFiles:
         return finding_fates.page_fate_files(self._bulk.create_run_folder(run_id))
@@ -262,11 +266,9 @@ class ApplyClusterActivities:
     ) -> None:
         self._store_in_journal(apply_run_id(request.run_id), ledgers)
         limiter = RateLimiter(request.ledgers_per_s or math.inf)
-        for start in range(0, len(ledgers), _LEDGERS_PER_DELETE):
+        for part in limiter.iterate_batches(ledgers, _LEDGERS_PER_DELETE):
             raise_if_stopped()
-            part = ledgers[start : start + _LEDGERS_PER_DELETE]
             changes.delete(part)
-            limiter.wait_after_use(len(part))
 
     def _store_in_journal(self, run_id: str, ledgers: Sequence[JournaledLedger]) -> None:
         """Store ledgers in the catalog and in the records bucket. An undo needs one of the two."""
@@ -291,7 +293,7 @@ class ApplyClusterActivities:
 
     def _sum_fates(self, plan: PlanOrScrubResult, request: ConcludeClusterApplyInput) -> tuple[ApplyCounts, int]:
         """Return the counts of all pages, and the number of orphan ledgers that a later apply may delete."""
-        files, fate_files = self._open_findings(request.run_id, plan), self._open_fates(request.run_id)
+        files, fate_files = self._open_all_findings(request.run_id, plan), self._open_fates(request.run_id)
         total, left = ApplyCounts(), 0
         for page in range(files.pages):
             raise_if_stopped()
