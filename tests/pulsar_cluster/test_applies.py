@@ -44,6 +44,7 @@ class AppliedCluster:
 
     def make_orphans(self, topic: str) -> list[int]:
         """Write messages, and delete the metadata of the topic by hand. Return its ledgers with ten entries each."""
+        self.filler.subscribe(topic, "reader")  # keeps the messages
         self.filler.write(topic, 25)
         full = [each["ledgerId"] for each in self.filler.admin("GET", f"{topic}/internalStats")["ledgers"][:2]]
         self.filler.admin("PUT", f"{topic}/unload")
