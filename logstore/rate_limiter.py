@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
+
+
+_MIN_SLEEP_S: Final = 0.001  # shorter pauses take longer than they should, and are added to the next one
 
 
 class RateLimiter:
@@ -25,7 +28,8 @@ class RateLimiter:
         self.used_units += units
         now = self._clock()
         self._free_at = max(self._free_at, now) + units / self.units_per_s
-        self._sleep(self._free_at - now)
+        if self._free_at - now >= _MIN_SLEEP_S:
+            self._sleep(self._free_at - now)
 
     def iterate_batches(self, items: Sequence[T], max_items: int) -> Iterator[Sequence[T]]:
         """Yield the items, at most those of one second together. Wait after the use of each batch, also of the last."""

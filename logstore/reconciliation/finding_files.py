@@ -95,12 +95,12 @@ class FindingFiles:
     def pages(self) -> int:
         return len(self._page_locations)
 
-    def read_page(self, number: int) -> dict[int, Finding]:
-        """Return each finding of page `number` by the number of the finding. Page numbers begin at 0."""
+    def read_page(self, number: int, kind: FindingKind | None = None) -> dict[int, Finding]:
+        """Return findings of page `number` by the number of the finding, of all kinds or of one. Numbers begin at 0."""
         path, group, first = self._page_locations[number]
         with _translate_errors(path):
             rows = pq.ParquetFile(path).read_row_group(group).to_pylist()
-            return {first + index: _to_finding(row) for index, row in enumerate(rows)}
+            return {first + index: _to_finding(row) for index, row in enumerate(rows) if kind in {None, row["kind"]}}
 
     def count_findings_and_bytes_by_kind(
         self, kinds: Iterable[FindingKind] = STORE_KINDS
@@ -119,9 +119,7 @@ class FindingFiles:
 
     def iterate_findings(self, kind: FindingKind | None = None) -> Iterator[tuple[int, Finding]]:
         for page in range(self.pages):
-            for number, finding in self.read_page(page).items():
-                if kind in {None, finding.kind}:
-                    yield number, finding
+            yield from self.read_page(page, kind).items()
 
 
 def _to_finding(row: Mapping[str, Any]) -> Finding:

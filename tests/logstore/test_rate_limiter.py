@@ -42,3 +42,11 @@ def test_batches_keep_the_rate_at_any_time(rate: float) -> None:
     for used, time_s, batch in zip(accumulate(map(len, batches)), times, batches, strict=True):
         assert used - len(batch) <= rate * time_s * (1 + 1e-9) if rate < math.inf else time_s == 0
     assert now[0] == pytest.approx(len(items) / rate)
+
+
+def test_pauses_that_are_too_short_are_added_up() -> None:
+    slept = list[float]()
+    limiter = RateLimiter(1_000_000, clock=lambda: 0.0, sleep=slept.append)
+    for _ in range(25):
+        limiter.wait_after_use(100)
+    assert slept[0] == pytest.approx(0.001)
