@@ -27,7 +27,8 @@ def apply_and_undo(
     """Apply the plan `run_id` in two parts, and undo it for one ledger. `plan` makes another plan."""
     cluster, ledgers = damaged.cluster, damaged.ledgers
     orphans = {each.ledger_id for each in damaged.truth.values() if each.is_orphan}
-    versions = ledgers.read_versions(damaged.truth.keys() - orphans)
+    others = [each.ledger_id for each in damaged.truth.values() if each.is_static and not each.is_orphan]
+    versions = ledgers.read_versions(others)
     with Traffic(cluster) as traffic:
         say("applying beside traffic")
         rows = _apply(sexton, run_id, "--dry-run")["paths"]
@@ -113,4 +114,5 @@ def check_reclaimed_space(cluster: RealCluster, *, deleted: int) -> PromiseResul
 
 
 def _apply(sexton: Shell, run_id: str, *options: str) -> Any:
-    return sexton.json("orphans", "apply", run_id, "--max-orphan-share", "1", *options)
+    """Include orphans that are not confirmed: the truth says that they are orphans."""
+    return sexton.json("orphans", "apply", run_id, "--max-orphan-share", "1", "--include-unconfirmed", *options)

@@ -191,7 +191,7 @@ def test_broker_that_is_killed_in_mid_apply_disturbs_nothing(applied: AppliedClu
         assert applied.ledgers.find_existing(planted), "the apply has ended already"
         applied.sexton.json("deletion", "rate", f"apply-pulsar/{run_id}", "0")
         fates = applied.wait_for_end(run_id)
-    assert set(fates) == {"DELETED"}
+    assert set(fates) == {"deleted"}
     assert not applied.ledgers.find_existing(planted)
     assert not traffic.errors
     assert not traffic.lost  # some may come twice: their acknowledgements died with the broker
@@ -210,7 +210,7 @@ def test_worker_that_is_killed_in_mid_apply_is_succeeded_by_another(applied: App
     killed.wait(timeout=60)
     assert applied.ledgers.find_existing(planted), "the apply has ended already"
     applied.sexton.json("up")
-    assert set(applied.wait_for_end(run_id)) == {"DELETED"}
+    assert set(applied.wait_for_end(run_id)) == {"deleted"}
     assert not applied.ledgers.find_existing(planted)
     undone = applied.sexton.json("orphans", "undo", run_id)
     assert undone["counts"]["restored"] >= len(planted)
@@ -228,9 +228,9 @@ def test_second_of_two_applies_on_one_cluster_is_refused(applied: AppliedCluster
         assert f"expected no other job that changes it, found the apply of {run_id}" in error["message"]
         assert "Wait until it has ended" in error["message"]
         assert applied.ledgers.find_existing(planted), "the first apply has ended already"
-        assert set(applied.wait_for_end(run_id)) == {"DELETED"}
+        assert set(applied.wait_for_end(run_id)) == {"deleted"}
         assert apply(other, other_run_id)["applied"] == {}, "the first apply has deleted all"
-        assert set(count_fates(other, other_run_id)) == {"KEPT"}
+        assert set(count_fates(other, other_run_id)) == {"kept"}
 
 
 def test_wiped_cluster_at_the_same_address_is_refused(applied: AppliedCluster) -> None:

@@ -38,6 +38,11 @@ class LedgerTruth:
         return not self.referenced and self.application == "pulsar" and self.component in _COMPONENTS
 
     @property
+    def is_static(self) -> bool:
+        """Whether nobody changes it by himself. The table service creates and deletes its ledgers at any time."""
+        return self.application != _TABLE_SERVICE
+
+    @property
     def is_unattributed(self) -> bool:
         return not self.referenced and not self.is_orphan
 
