@@ -6,8 +6,8 @@ apply for good, because its rules may not describe this cluster.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -26,6 +26,7 @@ from activities.pulsar.inputs_and_results import (
     ConcludedClusterApply,
 )
 from activities.pulsar.journal_copies import JournalCopies
+from activities.pulsar.leased_clusters import name_apply, open_planned_cluster
 from activities.pulsar.orphan_selection import (
     get_age_and_number,
     iterate_orphans_to_delete,
@@ -225,18 +226,14 @@ class ApplyClusterActivities:
     def _open_fates(self, run_id: str) -> FateFiles:
         return finding_fates.page_fate_files(self._bulk.create_run_folder(run_id))
 
-    @contextmanager
     def _open_changes(
         self, run_id: str, plan_run: ReconciliationRun, shadow_topics: Sequence[str]
-    ) -> Iterator[ClusterChanges]:
-        with self._cluster.open_changes(self._holder(run_id), shadow_topics=shadow_topics) as changes:
-            if changes.identity != plan_run.summary["identity"]:
-                expected = f"expected the cluster {plan_run.summary['identity']}"
-                raise PreconditionFailed(f"plan {run_id}: {expected}, found {changes.identity}; plan again")
-            yield changes
+    ) -> AbstractContextManager[ClusterChanges]:
+        identity, holder = plan_run.summary["identity"], self._holder(run_id)
+        return open_planned_cluster(self._cluster, run_id, identity, holder, shadow_topics=shadow_topics)
 
     def _holder(self, run_id: str) -> str:
-        return f"the apply of {run_id}, catalog {self._identities.catalog_id()}"
+        return name_apply(run_id, self._identities.catalog_id())
 
     def _delete_orphans(
         self, request: ApplyClusterPageInput, changes: ClusterChanges, orphans: Mapping[int, Finding]
@@ -244,7 +241,7 @@ class ApplyClusterActivities:
         """Return the fates of `orphans`, and why the deletion was stopped. Then some ledgers have no fate."""
         run_id, stopped = apply_run_id(request.run_id), ""
         try:
-            self._delete_and_pace(request, changes, changes.require_orphans(list(orphans.values())))
+            self._delete_and_pace(request, changes, list(orphans.values()))
         except UnexpectedClusterState as error:
             stopped = str(error)
         journaled_ids = self._journal.find_ledger_ids(run_id, list(map(require_ledger_id, orphans.values())))
@@ -262,9 +259,13 @@ class ApplyClusterActivities:
         return fates, stopped
 
     def _delete_and_pace(
-        self, request: ApplyClusterPageInput, changes: ClusterChanges, ledgers: Sequence[JournaledLedger]
+        self, request: ApplyClusterPageInput, changes: ClusterChanges, findings: Sequence[Finding]
     ) -> None:
-        self._store_in_journal(apply_run_id(request.run_id), ledgers)
+        run_id = apply_run_id(request.run_id)
+        self._store_in_journal(run_id, changes.require_orphans(findings))
+        ledgers = self._journal.list_ledgers(  # also those that an earlier attempt has deleted
+            run_id, after=-1, limit=len(findings), ledger_ids=list(map(require_ledger_id, findings))
+        )
         limiter = RateLimiter(request.ledgers_per_s or math.inf)
         for part in limiter.iterate_batches(ledgers, _LEDGERS_PER_DELETE):
             raise_if_stopped()

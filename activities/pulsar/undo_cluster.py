@@ -12,8 +12,9 @@ from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.pulsar.inputs_and_results import BeginUndoInput, UndonePage, UndoPageInput
 from activities.pulsar.journal_copies import JournalCopies, find_or_read_back_apply
-from logstore.errors import PreconditionFailed, UnknownObject
-from logstore.ports.catalog import CatalogIdentity, ClusterJournal, ReconciliationRuns
+from activities.pulsar.leased_clusters import name_apply, name_undo, open_planned_cluster
+from logstore.errors import UnknownObject
+from logstore.ports.catalog import CatalogIdentity, ClusterJournal, JournaledLedger, ReconciliationRuns
 from logstore.ports.object_storage import OwnedStore
 from logstore.ports.pulsar_cluster import PulsarClusterAccess
 from logstore.pulsar.plan_jobs import IDENTITY
@@ -60,23 +61,21 @@ class UndoClusterActivities:
     def undo_page(self, request: UndoPageInput) -> UndonePage:
         """Restore the next ledgers of the journal, and look whether bookies still have their entries.
 
-        The lease of the cluster is taken for the page. Without a next ledger, the lease is freed.
+        The lease of the cluster is taken for the page, also from an apply of the plan: bookies may free the space of
+        its ledgers before a dead apply's lease expires. Without a next ledger, the lease is freed.
 
         Idempotency: a ledger that exists with the same value stays.
         Raises: UnknownObject, PreconditionFailed (terminal); ServiceFailed, StoreUnavailable, CatalogBusy (retry).
         """
-        run = self._runs.get_run(apply_run_id(request.run_id))
-        ledgers = self._journal.list_ledgers(
-            run.run_id, after=request.after, limit=_LEDGERS_PER_PAGE, ledger_ids=request.ledger_ids or None
-        )
-        holder = f"the undo of {request.run_id}, catalog {self._identities.catalog_id()}"
-        if not ledgers:
+        run, catalog_id = self._runs.get_run(apply_run_id(request.run_id)), self._identities.catalog_id()
+        holder, apply_holder = name_undo(request.run_id, catalog_id), name_apply(request.run_id, catalog_id)
+        if not self._list_ledgers(request, limit=1):
             self._cluster.release_lease(holder)
             return UndonePage(counts={}, last=None)
-        with self._cluster.open_changes(holder) as changes:
-            if changes.identity != run.summary[IDENTITY]:
-                expected = f"expected the cluster {run.summary[IDENTITY]}"
-                raise PreconditionFailed(f"plan {request.run_id}: {expected}, found {changes.identity}")
+        with open_planned_cluster(
+            self._cluster, request.run_id, run.summary[IDENTITY], holder, overtakes=apply_holder
+        ) as changes:
+            ledgers = self._list_ledgers(request, limit=_LEDGERS_PER_PAGE)  # no apply adds any from now on
             results = changes.restore(ledgers)
         undone = [
             replace(ledger, restoration=restoration.value, stored_data=stored_data.value)
@@ -85,3 +84,8 @@ class UndoClusterActivities:
         self._journal.store_undo_results(run.run_id, undone)
         counts = Counter(each.restoration for each in undone) + Counter(each.stored_data for each in undone)
         return UndonePage(counts={str(name): count for name, count in counts.items()}, last=ledgers[-1].ledger_id)
+
+    def _list_ledgers(self, request: UndoPageInput, *, limit: int) -> list[JournaledLedger]:
+        return self._journal.list_ledgers(
+            apply_run_id(request.run_id), after=request.after, limit=limit, ledger_ids=request.ledger_ids or None
+        )

@@ -1,21 +1,24 @@
 """Lease on a Pulsar cluster: of all Sextons that know the cluster, one changes it at a time.
 
-The lease is a znode of the cluster that is never deleted. Each holder, and each attempt of a holder, raises the version
-of the znode. Each change of the cluster checks this version in the same ZooKeeper transaction. A process that was
+The lease is a znode of the cluster. Its value names the holder. Each attempt of a holder has a mark, which is an
+ephemeral child of the lease with a name that no other attempt has. Who takes the lease deletes all other marks. Each
+change of the cluster checks in the same ZooKeeper transaction that the mark of its attempt exists. A process that was
 overtaken, even while its request was on its way, changes nothing. Times are by the clock of ZooKeeper's server.
 
-Source: Martin Kleppmann's fencing tokens; ZooKeeper's `multi` with a check of a version.
+A version of the lease would prove less: it begins again at 0 if somebody deletes the znode.
+
+Source: Martin Kleppmann's fencing tokens; ZooKeeper's `multi` with a check.
 """
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, RolledBackError
 
 from infra.coordination.zookeeper_session import ZooKeeperSession
 from logstore.errors import PreconditionFailed, StoreUnavailable
@@ -26,6 +29,9 @@ LEASE_PATH: Final = "/sexton/lease"
 
 LEASE_S: Final = 900.0
 """Time after which another holder may take the lease."""
+
+ANY_VERSION: Final = -1
+"""Version with which a transaction checks only that a znode exists."""
 
 _RENEWAL_S: Final = 300.0  # age at which a holder renews its lease before it goes on
 
@@ -38,27 +44,38 @@ class LeaseLost(StoreUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class TakenLease:
-    """Proof that a holder has the lease. It is valid as long as the znode has this version."""
+    """Proof that a holder has the lease. It is valid as long as the znode `mark` exists."""
 
     holder: str
-    version: int
+    mark: str
     taken_s: float  # by this process's monotonic clock, read before the request
 
 
 @dataclass(frozen=True, slots=True)
 class _Lease:
     holder: str  # "": free
-    attempt: str
     version: int
     taken_ms: int
+    marks: frozenset[str]  # paths
 
 
 class ClusterLease:
-    """Lease of the cluster of one session. `holder` names a catalog and a job, the same in all its attempts."""
+    """Lease of the cluster of one session. `holder` names a catalog and a job, the same in all its attempts.
 
-    def __init__(self, session: ZooKeeperSession, holder: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    The lease of the holder `overtakes` is taken too.
+    """
+
+    def __init__(
+        self,
+        session: ZooKeeperSession,
+        holder: str,
+        *,
+        overtakes: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._session, self._holder, self._clock = session, holder, clock
-        self._attempt = uuid4().hex
+        self._takes_from = {"", holder, overtakes}
+        self._mark = f"{LEASE_PATH}/{uuid4().hex}"
 
     def take(self) -> TakenLease:
         """Take the lease if it is free, expired, or the holder's own. Earlier proofs are invalid then.
@@ -79,9 +96,7 @@ class ClusterLease:
         """
         if self._clock() - lease.taken_s < _RENEWAL_S:
             return lease
-        return self._session.run_idempotent(
-            "renewing the lease of the cluster", lambda client: self._renew(client, lease)
-        )
+        return self._session.run_idempotent("renewing the lease of the cluster", self._renew)
 
     def release(self) -> None:
         """Free the lease, if it is the holder's. Idempotent."""
@@ -89,55 +104,56 @@ class ClusterLease:
             self._session.run_idempotent("releasing the lease of the cluster", self._free)
 
     def _take(self, client: KazooClient) -> TakenLease:
-        taken_s = self._clock()
         while True:
-            current = _read_lease(client)
+            taken_s, current = self._clock(), _read_lease(client)
             if current is None:
                 _create_free_lease(client)
                 continue
-            if current.attempt == self._attempt:  # of a request whose answer was lost
-                return TakenLease(self._holder, current.version, taken_s)
-            if current.holder not in {"", self._holder}:
+            if self._mark in current.marks:  # of a request whose answer was lost
+                return TakenLease(self._holder, self._mark, taken_s)
+            if current.holder not in self._takes_from:
                 _require_expired(client, current)
-            try:
-                stat = client.set(LEASE_PATH, self._encode(), version=current.version)
-            except BadVersionError:
-                continue
-            return TakenLease(self._holder, stat.version, taken_s)
+            if _replace_lease(client, current, self._encode(), new_mark=self._mark):
+                return TakenLease(self._holder, self._mark, taken_s)
 
-    def _renew(self, client: KazooClient, lease: TakenLease) -> TakenLease:
-        """Raise the version. A higher version with the own attempt is one whose answer was lost."""
-        taken_s, current = self._clock(), _read_lease(client)
-        if current is None or current.attempt != self._attempt:
-            raise LeaseLost(f"cluster: expected the lease of {self._holder}, found another one")
-        if current.version > lease.version:
-            return TakenLease(self._holder, current.version, taken_s)
-        try:
-            stat = client.set(LEASE_PATH, self._encode(), version=lease.version)
-        except BadVersionError:
-            raise LeaseLost(f"cluster: expected the lease of {self._holder}, found another one") from None
-        return TakenLease(self._holder, stat.version, taken_s)
+    def _renew(self, client: KazooClient) -> TakenLease:
+        taken_s, transaction = self._clock(), client.transaction()
+        transaction.check(self._mark, ANY_VERSION)
+        transaction.set_data(LEASE_PATH, self._encode())
+        failure = find_failed_operation(transaction.commit())
+        if failure is None:
+            return TakenLease(self._holder, self._mark, taken_s)
+        _, error = failure
+        if not isinstance(error, NoNodeError):
+            raise error
+        raise make_lease_lost(self._holder)
 
     def _free(self, client: KazooClient) -> None:
-        current = _read_lease(client)
-        if current is None or current.holder != self._holder:
-            return
-        try:
-            client.set(LEASE_PATH, b"", version=current.version)
-        except BadVersionError:  # another attempt has taken it, and releases it
-            return
+        while (current := _read_lease(client)) is not None and current.holder == self._holder:
+            if _replace_lease(client, current, b""):
+                return
 
     def _encode(self) -> bytes:
-        return json.dumps({"holder": self._holder, "attempt": self._attempt}).encode()
+        return json.dumps({"holder": self._holder}).encode()
+
+
+def make_lease_lost(holder: str) -> LeaseLost:
+    return LeaseLost(f"cluster: expected the lease of {holder}, found another one, or none")
+
+
+def find_failed_operation(results: Sequence[Any]) -> tuple[int, Exception] | None:
+    """Return the operation of a transaction that failed, by its number, and its error. `None`: all were executed."""
+    failures = ((number, result) for number, result in enumerate(results) if isinstance(result, Exception))
+    return next((failure for failure in failures if not isinstance(failure[1], RolledBackError)), None)
 
 
 def _read_lease(client: KazooClient) -> _Lease | None:
     try:
         data, stat = client.get(LEASE_PATH)
+        marks = frozenset(f"{LEASE_PATH}/{name}" for name in client.get_children(LEASE_PATH))
     except NoNodeError:
         return None
-    fields = json.loads(data or b"{}")
-    return _Lease(fields.get("holder", ""), fields.get("attempt", ""), stat.version, stat.mtime)
+    return _Lease(json.loads(data or b"{}").get("holder", ""), stat.version, stat.mtime, marks)
 
 
 def _create_free_lease(client: KazooClient) -> None:
@@ -145,6 +161,23 @@ def _create_free_lease(client: KazooClient) -> None:
         client.create(LEASE_PATH, b"", makepath=True)
     except NodeExistsError:
         return
+
+
+def _replace_lease(client: KazooClient, current: _Lease, value: bytes, *, new_mark: str = "") -> bool:
+    """Set the value, and delete all marks. Return `False`, and change nothing, if the lease is not `current` now."""
+    transaction = client.transaction()
+    transaction.set_data(LEASE_PATH, value, version=current.version)
+    for mark in current.marks:
+        transaction.delete(mark)
+    if new_mark:
+        transaction.create(new_mark, b"", ephemeral=True)
+    failure = find_failed_operation(transaction.commit())
+    if failure is None:
+        return True
+    _, error = failure
+    if not isinstance(error, BadVersionError | NoNodeError):  # another take, or a mark whose session has ended
+        raise error
+    return False
 
 
 def _require_expired(client: KazooClient, lease: _Lease) -> None:

@@ -5,6 +5,7 @@ cluster. A ledger that does not exist any more is no surprise, because a broker 
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from infra.pulsar.bookie_reads import BookieDirectory
@@ -13,13 +14,21 @@ from infra.pulsar.owner_lookup import OwnerDirectory
 from infra.pulsar.reference_scan import scan_schemas, scan_topics
 from infra.pulsar.scan_facts import ScannedReference, ScanProblem
 from infra.pulsar.znode_reads import Znode, ZnodeReader
-from logstore.errors import UnexpectedClusterState
+from logstore.errors import CorruptData, UnexpectedClusterState
 from logstore.ports.catalog import JournaledLedger
 from logstore.pulsar.cluster_findings import COMPONENT, CZXID, OWNER, VERSION, require_ledger_id
 from logstore.pulsar.ledger_metadata import StatedOwner, find_stated_owner, parse_ledger_metadata
 from logstore.pulsar.ledger_verdicts import judge_owner_lookup
 from logstore.pulsar.znode_names import MANAGED_LEDGER_DOMAIN, MANAGED_LEDGERS, SCHEMAS, format_ledger_path
 from logstore.reconciliation.findings import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerVersion:
+    """Znode of the owner of a ledger at a look."""
+
+    path: str  # relative to the chroot of the cluster
+    version: int | None  # None: it does not exist
 
 
 class OrphanRecheck:
@@ -41,23 +50,45 @@ class OrphanRecheck:
             UnexpectedClusterState: A ledger is not as the plan saw it, something refers to it, or something that may
                 refer to it cannot be read.
         """
-        existing = self._read_unchanged(findings)
-        owner_by_ledger = {ledger.ledger_id: _require_stated_owner(finding, ledger) for finding, ledger in existing}
-        self._require_no_reference(owner_by_ledger)
+        ledgers = self._read_unchanged(findings)
+        self.require_no_reference(ledgers)
+        return ledgers
+
+    def require_unchanged(self, ledgers: Sequence[JournaledLedger]) -> None:
+        """Raise `UnexpectedClusterState` if a ledger exists, and was changed or created anew since it was returned."""
+        znodes = self._reader.read([f"{self._root}/{ledger.path}" for ledger in ledgers])
+        for ledger, (path, znode) in zip(ledgers, znodes, strict=True):
+            if znode is not None:
+                _require_version(f"/{path}", (ledger.version, ledger.czxid), znode)
+
+    def require_no_reference(self, ledgers: Sequence[JournaledLedger]) -> dict[int, OwnerVersion]:
+        """Return the owner of each ledger, in a version that does not refer to the ledger.
+
+        Raises:
+            UnexpectedClusterState: Something refers to a ledger, or something that may refer to it cannot be read.
+        """
+        owner_by_ledger = {ledger.ledger_id: _parse_owner(ledger) for ledger in ledgers}
+        # Versions are read before values: if an owner changes in between, a check of its version fails.
+        znodes = self._reader.read(sorted({owner.path for owner in owner_by_ledger.values()}))
+        versions = {path: znode.version if znode else None for path, znode in znodes}
+        self._require_unreferenced(owner_by_ledger)
         lookups = self._owners.look_up(owner_by_ledger)
         for ledger_id, owner in owner_by_ledger.items():
             judgement = judge_owner_lookup(owner, lookups[ledger_id])
             if not judgement.verdict.is_orphan:
                 raise UnexpectedClusterState(f"ledger {ledger_id}: expected an orphan, found that {judgement.reason}")
-        return [ledger for _, ledger in existing]
+        return {
+            ledger_id: OwnerVersion(owner.path, versions[owner.path]) for ledger_id, owner in owner_by_ledger.items()
+        }
 
-    def _read_unchanged(self, findings: Sequence[Finding]) -> list[tuple[Finding, JournaledLedger]]:
+    def _read_unchanged(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
         paths = [format_ledger_path(require_ledger_id(finding)) for finding in findings]
         znodes = self._reader.read([f"{self._root}/{path}" for path in paths])
         existing = []
         for finding, path, (_, znode) in zip(findings, paths, znodes, strict=True):
             if znode is not None:
-                _require_planned_version(finding, znode)
+                planned = int(finding.statement[VERSION]), int(finding.statement[CZXID])
+                _require_version(finding.key, planned, znode)
                 ledger = JournaledLedger(
                     ledger_id=require_ledger_id(finding),
                     path=path,
@@ -65,10 +96,11 @@ class OrphanRecheck:
                     czxid=znode.czxid,
                     data=znode.data,
                 )
-                existing.append((finding, ledger))
+                _require_planned_owner(finding, ledger)
+                existing.append(ledger)
         return existing
 
-    def _require_no_reference(self, owner_by_ledger: Mapping[int, StatedOwner]) -> None:
+    def _require_unreferenced(self, owner_by_ledger: Mapping[int, StatedOwner]) -> None:
         topics = {_find_managed_ledger(owner) for owner in owner_by_ledger.values()}
         facts = chain(
             scan_topics(self._reader, sorted({*topics, *self._shadow_topics})),
@@ -88,18 +120,25 @@ class OrphanRecheck:
                 )
 
 
-def _require_planned_version(finding: Finding, znode: Znode) -> None:
-    planned = finding.statement[VERSION], finding.statement[CZXID]
-    if planned != (str(znode.version), str(znode.czxid)):
-        expected = f"expected version {planned[0]} of transaction {int(planned[1]):#x}"
-        raise UnexpectedClusterState(f"{finding.key}: {expected}, found version {znode.version} of {znode.czxid:#x}")
+def _require_version(name: str, version_and_czxid: tuple[int, int], znode: Znode) -> None:
+    """Compare the creation too: the version of a znode that was deleted and created again begins at 0 again."""
+    if version_and_czxid != (znode.version, znode.czxid):
+        version, czxid = version_and_czxid
+        expected = f"expected version {version} of transaction {czxid:#x}"
+        raise UnexpectedClusterState(f"{name}: {expected}, found version {znode.version} of {znode.czxid:#x}")
 
 
-def _require_stated_owner(finding: Finding, ledger: JournaledLedger) -> StatedOwner:
+def _require_planned_owner(finding: Finding, ledger: JournaledLedger) -> None:
     owner = find_stated_owner(parse_ledger_metadata(ledger.data))
     planned = finding.statement[COMPONENT], finding.statement[OWNER]
     if owner is None or (owner.component.value, owner.path) != planned:
         raise UnexpectedClusterState(f"{finding.key}: expected the owner {planned[1]}, found {owner and owner.path}")
+
+
+def _parse_owner(ledger: JournaledLedger) -> StatedOwner:
+    owner = find_stated_owner(parse_ledger_metadata(ledger.data))
+    if owner is None:
+        raise CorruptData(f"ledger {ledger.ledger_id}: expected metadata with an owner, found none")
     return owner
 
 

@@ -46,8 +46,12 @@ class ClusterChanges(Protocol):
     def delete(self, ledgers: Sequence[JournaledLedger]) -> None:
         """Delete ledgers in the versions that were returned. An absent ledger counts as deleted. Idempotent.
 
+        Right before, look for references once more. If one appears meanwhile, the ledger stays, or is put back.
+
         Raises:
-            UnexpectedClusterState: A ledger has another version. Some of the others are deleted.
+            UnexpectedClusterState: A ledger has another version, or something refers to it, or something that may refer
+                to it cannot be read. Some of the others are deleted.
+            PreconditionFailed: The cluster was made anew since the lease was taken.
         """
 
     def find_existing(self, ledger_ids: Collection[int]) -> frozenset[int]:
@@ -80,12 +84,12 @@ class PulsarClusterAccess(Protocol):
         """Return whether an operator has stated that nobody but this cluster has ledgers in its BookKeeper."""
 
     def open_changes(
-        self, holder: str, *, shadow_topics: Collection[str] = ()
+        self, holder: str, *, shadow_topics: Collection[str] = (), overtakes: str = ""
     ) -> AbstractContextManager[ClusterChanges]:
         """Take the lease of the cluster for a job. `holder` is the same in all attempts of the job.
 
         The lease stays taken after the block. `release_lease` frees it. `shadow_topics` are the managed ledgers that
-        list ledgers of other topics.
+        list ledgers of other topics. From the holder `overtakes` the lease is taken away.
 
         Raises:
             PreconditionFailed: Another job has the lease.

@@ -14,6 +14,7 @@ from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.findings import Finding
 
 IDENTITY = "5f0a/1/2"
+FIRST_ZNODE_STATE = (0, 7)
 
 
 class FakePulsarCluster:
@@ -25,6 +26,7 @@ class FakePulsarCluster:
         self.has_bucket = False
         self.errors: list[Exception] = []  # of the next calls
         self.ledgers: dict[int, bytes] = {}
+        self.znode_states: dict[int, tuple[int, int]] = {}  # version and creation, if they are not the first ones
         self.referenced: set[int] = set()
         self.lease = ("", 0)  # holder and version
         self.is_exclusive = True
@@ -38,6 +40,15 @@ class FakePulsarCluster:
     def replace_cluster(self) -> None:
         """Let the settings name another cluster from now on."""
         self.result = replace(self.result, identity="77aa/8/9")
+
+    def create_ledger(self, ledger_id: int, data: bytes) -> None:
+        """Create the znode of a ledger anew."""
+        _, czxid = self.get_znode_state(ledger_id)
+        self.ledgers[ledger_id], self.znode_states[ledger_id] = data, (0, czxid + 1)
+
+    def get_znode_state(self, ledger_id: int) -> tuple[int, int]:
+        """Return version and creation of a ledger."""
+        return self.znode_states.get(ledger_id, FIRST_ZNODE_STATE)
 
     def check(self) -> ClusterCheck:
         """See the port."""
@@ -58,12 +69,14 @@ class FakePulsarCluster:
         return self.is_exclusive
 
     @contextmanager
-    def open_changes(self, holder: str, *, shadow_topics: Collection[str] = ()) -> Iterator["FakeClusterChanges"]:
+    def open_changes(
+        self, holder: str, *, shadow_topics: Collection[str] = (), overtakes: str = ""
+    ) -> Iterator["FakeClusterChanges"]:
         """See the port."""
         del shadow_topics
         identity = self.check().identity
         current, version = self.lease
-        if current not in {"", holder}:
+        if current not in {"", holder, overtakes}:
             raise PreconditionFailed(f"cluster: expected no other job that changes it, found {current}")
         with effect("pulsar.take_lease"):
             self.lease = (holder, version + 1)
@@ -86,44 +99,69 @@ class FakeClusterChanges:
 
     def require_orphans(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
         """See the port."""
-        ids = [require_ledger_id(finding) for finding in findings]
-        if referenced := self._cluster.referenced.intersection(ids):
-            raise UnexpectedClusterState(f"ledger {min(referenced)}: expected no reference, found one")
-        return [
-            JournaledLedger(
-                ledger_id=ledger_id,
-                path=format_ledger_path(ledger_id),
-                version=0,
-                czxid=1,
-                data=self._cluster.ledgers[ledger_id],
-            )
-            for ledger_id in ids
-            if ledger_id in self._cluster.ledgers
-        ]
+        self._require_same_cluster()
+        ledgers = []
+        for finding in findings:
+            ledger_id = require_ledger_id(finding)
+            if ledger_id in self._cluster.ledgers:
+                self._require_state(ledger_id, (int(finding.statement["version"]), int(finding.statement["czxid"])))
+                version, czxid = self._cluster.get_znode_state(ledger_id)
+                path, data = format_ledger_path(ledger_id), self._cluster.ledgers[ledger_id]
+                ledgers.append(JournaledLedger(ledger_id=ledger_id, path=path, version=version, czxid=czxid, data=data))
+        self._require_no_reference(ledgers)
+        return ledgers
 
     def delete(self, ledgers: Sequence[JournaledLedger]) -> None:
         """See the port."""
         self._cluster.before_change()
+        self._require_same_cluster()
         with effect("pulsar.delete_ledgers"):
             self._require_lease()
+            try:
+                self._require_no_reference(ledgers)
+            except UnexpectedClusterState:
+                for ledger in ledgers:
+                    if ledger.ledger_id not in self._cluster.ledgers:
+                        self._cluster.create_ledger(ledger.ledger_id, ledger.data)
+                raise
+            for ledger in ledgers:
+                if ledger.ledger_id in self._cluster.ledgers:
+                    self._require_state(ledger.ledger_id, (ledger.version, ledger.czxid))
             for ledger in ledgers:
                 self._cluster.ledgers.pop(ledger.ledger_id, None)
 
     def find_existing(self, ledger_ids: Collection[int]) -> frozenset[int]:
         """See the port."""
+        self._require_same_cluster()
         return frozenset(self._cluster.ledgers.keys() & set(ledger_ids))
 
     def restore(self, ledgers: Sequence[JournaledLedger]) -> list[tuple[Restoration, StoredData]]:
         """See the port."""
         self._cluster.before_change()
-        results = []
-        for ledger in ledgers:
-            with effect("pulsar.restore_ledger"):
-                self._require_lease()
-                present = self._cluster.ledgers.setdefault(ledger.ledger_id, ledger.data)
-            restoration = Restoration.RESTORED if present == ledger.data else Restoration.OCCUPIED
-            results.append((restoration, StoredData.STORED))
-        return results
+        self._require_same_cluster()
+        return [self._restore(ledger) for ledger in ledgers]
+
+    def _restore(self, ledger: JournaledLedger) -> tuple[Restoration, StoredData]:
+        with effect("pulsar.restore_ledger"):
+            self._require_lease()
+            existing = self._cluster.ledgers.get(ledger.ledger_id)
+            if existing is None:
+                self._cluster.create_ledger(ledger.ledger_id, ledger.data)
+                return Restoration.RESTORED, StoredData.STORED
+        return Restoration.PRESENT if existing == ledger.data else Restoration.OCCUPIED, StoredData.STORED
+
+    def _require_same_cluster(self) -> None:
+        if self._cluster.result.identity != self.identity:
+            raise PreconditionFailed(f"cluster: expected {self.identity}, found {self._cluster.result.identity}")
+
+    def _require_state(self, ledger_id: int, expected: tuple[int, int]) -> None:
+        found = self._cluster.get_znode_state(ledger_id)
+        if found != expected:
+            raise UnexpectedClusterState(f"ledger {ledger_id}: expected version and creation {expected}, found {found}")
+
+    def _require_no_reference(self, ledgers: Sequence[JournaledLedger]) -> None:
+        if referenced := self._cluster.referenced.intersection(ledger.ledger_id for ledger in ledgers):
+            raise UnexpectedClusterState(f"ledger {min(referenced)}: expected no reference, found one")
 
     def _require_lease(self) -> None:
         if self._cluster.lease != self._lease:

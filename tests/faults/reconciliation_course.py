@@ -163,6 +163,7 @@ class ReconciliationOperators(MainJobOperators):
         now_us, records.now_us = records.now_us, 1
         records.put_if_absent(f"{_OLD_JOURNAL}{self._turn}/1.jsonl", b"", metadata={})
         records.now_us = now_us
+        self.world.cluster.znode_states.clear()
 
     def apply_cluster(self) -> None:
         """Delete what the plan of the turn found in the cluster. Each deleted ledger is in the journal."""

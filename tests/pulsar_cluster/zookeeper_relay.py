@@ -1,4 +1,6 @@
-"""Relay between a broker and ZooKeeper that can end the broker at an exact write, before ZooKeeper gets the write.
+"""Relay between a client and ZooKeeper that can end the client at an exact write, before ZooKeeper gets the write.
+
+It can also lose the answer to an exact write.
 
 Source: ZooKeeper's client protocol: a frame is a length, and after the handshake a request id, an operation and its
 fields.
@@ -40,6 +42,8 @@ class ZooKeeperRelay:
         self.trapped: ZnodeWrite | None = None
         """Write at which the client was ended, and which ZooKeeper did not get."""
         self._has_trapped = threading.Event()
+        self._loses_answer: Callable[[ZnodeWrite], bool] | None = None
+        self._before_loss: Callable[[], None] = lambda: None
         threading.Thread(target=self._accept, name="zookeeper-relay", daemon=True).start()
 
     def close(self) -> None:
@@ -56,22 +60,49 @@ class ZooKeeperRelay:
             raise TimeoutError(f"expected the fatal write within {timeout_s:.0f} s")
         return self.trapped
 
+    def lose_answer(self, is_lost: Callable[[ZnodeWrite], bool], before: Callable[[], None] = lambda: None) -> None:
+        """Close the connection of the first write that matches when ZooKeeper has answered. Call `before` just then."""
+        self._before_loss, self._loses_answer = before, is_lost
+
     def _accept(self) -> None:
         with suppress(OSError):  # the listener was closed
             while True:
                 client, _ = self._listener.accept()
                 server = socket.create_connection((LOOPBACK, self._zookeeper_port))
-                for target, source, sink in ((self._pass_requests, client, server), (_pass_bytes, server, client)):
-                    threading.Thread(target=target, args=(source, sink), daemon=True).start()
+                answer_lost = threading.Event()
+                for target, source, sink in (
+                    (self._pass_requests, client, server),
+                    (self._pass_answers, server, client),
+                ):
+                    threading.Thread(target=target, args=(source, sink, answer_lost), daemon=True).start()
 
-    def _pass_requests(self, client: socket.socket, server: socket.socket) -> None:
+    def _pass_requests(self, client: socket.socket, server: socket.socket, answer_lost: threading.Event) -> None:
         with suppress(OSError), client, server:
             is_handshake = True
             while frame := _receive_frame(client):
                 if not is_handshake and self._is_trapped(frame):
                     return
+                if not is_handshake and self._is_answer_lost(frame):
+                    answer_lost.set()
                 is_handshake = False
                 server.sendall(frame)
+
+    def _pass_answers(self, server: socket.socket, client: socket.socket, answer_lost: threading.Event) -> None:
+        with suppress(OSError), server, client:
+            while part := server.recv(65_536):
+                if answer_lost.is_set():
+                    self._before_loss()
+                    client.shutdown(socket.SHUT_RDWR)
+                    server.shutdown(socket.SHUT_RDWR)
+                    return
+                client.sendall(part)
+
+    def _is_answer_lost(self, frame: bytes) -> bool:
+        with self._lock:
+            if self._loses_answer is None or not any(map(self._loses_answer, parse_writes(frame))):
+                return False
+            self._loses_answer = None
+        return True
 
     def _is_trapped(self, frame: bytes) -> bool:
         with self._lock:
@@ -139,9 +170,3 @@ def _receive(source: socket.socket, size: int) -> bytes:
             return b""
         received += part
     return bytes(received)
-
-
-def _pass_bytes(source: socket.socket, sink: socket.socket) -> None:
-    with suppress(OSError), source, sink:
-        while part := source.recv(65_536):
-            sink.sendall(part)

@@ -1,7 +1,8 @@
 """`undo-pulsar`: put back the metadata of ledgers that applies of a plan of a Pulsar cluster have deleted.
 
-Destroys nothing. Invariant: a znode gets the value that the journal has, and a znode that exists is never changed.
-To stop it, terminate it. An undo that runs again changes nothing about ledgers that are back.
+Destroys nothing. Invariant: a znode gets the value that the journal has, and a znode that exists is never changed. An
+apply of the plan that still runs loses the lease of the cluster to the undo. To stop it, terminate it. An undo that
+runs again changes nothing about ledgers that are back.
 
 1. Begin: find the journal in the catalog. If the catalog is lost, or the run has left it, read the journal from the
    records bucket. A ledger that the journal does not have is refused.

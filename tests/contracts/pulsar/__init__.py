@@ -1,0 +1,1 @@
+"""Contracts of the ports of Pulsar clusters, for the fake and for ZooKeeper."""
