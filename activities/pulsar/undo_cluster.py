@@ -82,6 +82,8 @@ class UndoClusterActivities:
             for ledger, (restoration, stored_data) in zip(ledgers, results, strict=True)
         ]
         self._journal.store_undo_results(run.run_id, undone)
+        if len(ledgers) < _LEDGERS_PER_PAGE:  # an attempt that wakes up behind the end of the undo keeps no lease
+            self._cluster.release_lease(holder)
         counts = Counter(each.restoration for each in undone) + Counter(each.stored_data for each in undone)
         return UndonePage(counts={str(name): count for name, count in counts.items()}, last=ledgers[-1].ledger_id)
 
