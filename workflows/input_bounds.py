@@ -30,7 +30,7 @@ from workflows.deletion.job_definitions import (
     TrimTopicsInput,
 )
 from workflows.offload.job_definitions import OffloadAsk, OffloadLimits
-from workflows.pulsar.job_definitions import ApplyPulsarInput, PlanPulsarInput, UndoPulsarInput
+from workflows.pulsar.job_definitions import AbortTransactionsInput, ApplyPulsarInput, PlanPulsarInput, UndoPulsarInput
 from workflows.reconciliation.job_definitions import ReconcileOrphansInput, ScrubLedgersInput, ScrubLedgersProgress
 from workflows.records.job_definitions import (
     DefragmentRecordsInput,
@@ -55,6 +55,9 @@ MAX_OFFLOAD_LEDGERS: Final = 4_000
 
 MAX_SCRUB_TOPICS: Final = 1_000
 """Maximum number of given topics in one scrub. SQL statements contain the ids of these topics."""
+
+MAX_ABORTED_TRANSACTIONS: Final = 100
+"""Maximum number of transactions in one abort. The run's row has all of their participants."""
 
 _DAY_S = 86_400
 _MONTH_S = 30 * _DAY_S
@@ -135,6 +138,13 @@ _SUBSCRIPTIONS: Final = _build_rule(
         and not any(map(_rule_from_check(partial(check_producer_or_actor_name, "name")).refuses, value))
     ),
 )
+_TRANSACTIONS: Final = _build_rule(
+    f"1 to {MAX_ABORTED_TRANSACTIONS} transactions such as 3:17, each once",
+    lambda value: (
+        0 < len(value) == len(set(value)) <= MAX_ABORTED_TRANSACTIONS
+        and not any(map(_rule_from_check(TransactionId.parse).refuses, value))
+    ),
+)
 _FUNCTION: Final = _build_rule(
     "the name of a function, 1 to 64 of A-Z, a-z, 0-9 and _", lambda value: _FUNCTION_NAME.fullmatch(value) is not None
 )
@@ -212,6 +222,7 @@ _OUTSIDE_RULES_BY_TYPE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
         "between_s": _number_range_rule(0, MAX_BETWEEN_SCANS_S),
     },
     ApplyPulsarInput: {"limit": _number_range_rule(0, _MAX_INT)},
+    AbortTransactionsInput: {"transactions": _TRANSACTIONS},
     UndoPulsarInput: {"ledger_ids": _allow_empty(_id_list_rule(MAX_LEDGER_IDS))},
     ScrubLedgersInput: {"topic_ids": _allow_empty(_id_list_rule(MAX_SCRUB_TOPICS))},
     ScrubLedgersProgress: {"run_id": _allow_empty(_RUN)},

@@ -1,10 +1,11 @@
-"""Inputs and results of the activities of plans, applies and undos for a Pulsar cluster.
+"""Inputs and results of the activities of plans, applies, undos and aborts for a Pulsar cluster.
 
 Findings, and what became of them, stay in Parquet files.
 """
 
 from dataclasses import dataclass, field
 
+from logstore.pulsar.cluster_transactions import TransactionAbort
 from logstore.pulsar.plan_jobs import MIN_BETWEEN_SCANS_S
 from logstore.reconciliation.findings import ApplyCounts, PlanOrScrubResult
 
@@ -102,3 +103,42 @@ class UndoPageInput:
 class UndonePage:
     counts: dict[str, int]  # by `Restoration` and by `StoredData`
     last: int | None  # highest ledger id of the page; None: nothing was left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginAbortInput:
+    run_id: str
+    transactions: list[str]  # as `coordinator:sequence`
+    actor: str
+    reason: str = ""
+    unsafe_age: bool = False  # young transactions are allowed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunAbort:
+    done: list[TransactionAbort] | None = None  # if the run has ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortTransactionInput:
+    run_id: str
+    txn: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortAttempt:
+    decided: bool = False  # the coordinator has decided the abort; all participants may have confirmed it, or not
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckAbortsInput:
+    run_id: str
+    attempts: dict[str, AbortAttempt]  # last attempts, by transaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedAborts:
+    unsettled: int  # transactions that have not ended, or whose participants owe something
+    open: list[str] = field(default_factory=list)  # transactions whose abort is not decided
+    aborting: list[str] = field(default_factory=list)  # transactions whose participants are being told

@@ -1,6 +1,7 @@
 """Client of the admin REST API of a Pulsar cluster's brokers."""
 
 import json
+import socket
 import ssl
 import time
 from collections.abc import Callable, Collection
@@ -90,7 +91,8 @@ class BrokerAdmin:
         self._trusted_hosts = {urlsplit(address.url).hostname} | {
             urlsplit(url).hostname for broker in brokers for url in (broker.url, broker.tls_url) if url
         }
-        tls = _create_tls_context(address.ca_file) if address.url.startswith("https:") else None
+        self._is_tls = address.url.startswith("https:")
+        tls = _create_tls_context(address.ca_file) if self._is_tls else None
         self._pool = urllib3.PoolManager(
             maxsize=8, ssl_context=tls, timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=timeout_s)
         )
@@ -125,6 +127,39 @@ class BrokerAdmin:
         answer = self._request(path, "success", attempts=1, method=method)
         if answer.status not in _SUCCESSES:
             raise self._make_status_error(answer, "success")
+
+    def connect_to_broker(self, service_url: str) -> socket.socket:
+        """Connect to the port for clients of a broker of the cluster, with TLS if its URL begins with `pulsar+ssl`.
+
+        Raises:
+            AdminRequestFailed: The URL has the host of no broker, or no TLS although `pulsar_admin_url` has it.
+            OSError: There is no connection.
+        """
+        parts = urlsplit(service_url)
+        schemes = ("pulsar+ssl",) if self._is_tls else ("pulsar", "pulsar+ssl")
+        if parts.scheme not in schemes or parts.hostname not in self._trusted_hosts or parts.port is None:
+            expected = f"the URL of a broker of the cluster, with {' or '.join(schemes)}"
+            advice = "the token was not sent there; check pulsar_admin_url"
+            raise AdminRequestFailed("", expected=expected, found=service_url, advice=advice, method="CONNECT")
+        connection = socket.create_connection((parts.hostname, parts.port), _CONNECT_TIMEOUT_S)
+        connection.settimeout(self._timeout_s)
+        if parts.scheme == "pulsar":
+            return connection
+        try:
+            return _create_tls_context(self._address.ca_file).wrap_socket(connection, server_hostname=parts.hostname)
+        except BaseException:
+            connection.close()
+            raise
+
+    def read_token(self) -> str:
+        """Return the token of the setting, or "" without one."""
+        if not self._address.token_file:
+            return ""
+        token = read_secret_file("pulsar_admin_token_file", self._address.token_file)
+        if not token.isascii():
+            expected = "a token of ASCII characters"
+            raise InvalidInput("pulsar_admin_token_file", expected=expected, found=self._address.token_file)
+        return token
 
     def choose_url(self, broker: RegisteredBroker | None) -> str:
         """Return the URL of `broker` with the scheme of the configured address, or that address without a broker.
@@ -203,11 +238,7 @@ class BrokerAdmin:
         headers = {"Accept": "application/json"}
         if method != "GET":
             headers["Content-Type"] = "application/json"  # brokers expect it, even of a request without a body
-        if self._address.token_file:
-            token = read_secret_file("pulsar_admin_token_file", self._address.token_file)
-            if not token.isascii():
-                expected = "a token of ASCII characters"
-                raise InvalidInput("pulsar_admin_token_file", expected=expected, found=self._address.token_file)
+        if token := self.read_token():
             headers["Authorization"] = f"Bearer {token}"
         return headers
 

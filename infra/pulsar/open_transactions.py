@@ -1,6 +1,6 @@
 """Open transactions of a cluster, as its coordinators and participants report them.
 
-Source: Pulsar's `TransactionsBase`. A coordinator reports all of its transactions at once, but nothing at all if one of
+Source: Pulsar's `TransactionsBase`. A coordinator reports one or all of its transactions, but nothing at all if one of
 their participants cannot be asked, for example because its topic is not loaded. Its log then shows the transactions.
 """
 
@@ -21,59 +21,32 @@ from infra.pulsar.broker_admin import (
     format_topic_path,
     require_field,
 )
+from infra.pulsar.coordinator_loading import load_coordinator
 from infra.pulsar.transaction_log_reads import read_logged_transactions
 from infra.pulsar.znode_reads import ZnodeReader
-from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable, shorten_text
+from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject, shorten_text
+from logstore.pulsar.cluster_transactions import (
+    ENDS_BY_STATE,
+    NOTHING,
+    OpenTransaction,
+    TransactionParticipant,
+    TransactionReport,
+    parse_position,
+)
 from logstore.pulsar.transaction_log import LoggedTransaction
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
-
-NOTHING: Final = "nothing"
-"""Debt of a participant that has ended its part, or has no part yet."""
+from logstore.transactions.transaction_ids_and_states import TransactionId
 
 _TRANSACTIONS: Final = "/admin/v3/transactions"
 _ANY_TIMEOUT: Final = -1  # a coordinator reports the transactions with a longer timeout
 _PARALLEL_REQUESTS: Final = 4  # few, because a coordinator's broker asks all participants for one request
 _MAX_PARTICIPANTS: Final = 500  # of one coordinator that are asked for positions, and of all that are asked for details
 _NO_READERS: Final = {"__compaction", "pulsar.dedup"}  # cursors that no subscription has
-_ENDS_BY_STATE: Final = {"OPEN": "commit or abort", "COMMITTING": "commit", "ABORTING": "abort"}
 _ID_PATTERN: Final = re.compile(r"\((\d{1,19}),(\d{1,19})\)", re.ASCII)
 _POSITION_PATTERN: Final = re.compile(r"(-?\d{1,19}):(-?\d{1,19})(:-?\d+)?", re.ASCII)
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionParticipant:
-    """Topic with messages of a transaction, or a subscription with acknowledgements of it."""
-
-    topic: str
-    subscription: str | None
-    owes: str  # "commit", "abort", "commit or abort", or `NOTHING`
-    position: str | None = None  # of the first message, or of the last message of a cumulative acknowledgement
-    waiting: tuple[str, ...] = ()  # subscriptions that have read all messages before those of open transactions
-    loaded: bool = True  # whether a broker has loaded the topic; if not, only the coordinator's log names it
-
-    @property
-    def has_details(self) -> bool:
-        """Whether the participant itself knows more: who waits for messages, or if single acknowledgements are open."""
-        return self.loaded and (self.position is None) is (self.subscription is not None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenTransaction:
-    """Transaction that has not ended."""
-
-    coordinator: int
-    sequence: int
-    state: str
-    opened_ms: int  # by the broker's clock
-    timeout_ms: int
-    participants: tuple[TransactionParticipant, ...] = ()
-
-    @property
-    def id(self) -> str:
-        return f"{self.coordinator}:{self.sequence}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +60,8 @@ class _AskedValue(Generic[T]):
 @dataclass(frozen=True, slots=True)
 class _ParticipantDetails:
     waiting: tuple[str, ...] = ()
-    has_open_acknowledgements: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionReport:
-    transactions: tuple[OpenTransaction, ...]  # oldest first
-    problems: tuple[str, ...]  # what could not be read, as sentences
+    max_read_position: str | None = None
+    pending_transactions: int = 0
 
 
 def read_open_transactions(admin: BrokerAdmin, reader: ZnodeReader, ledgers_root: str) -> TransactionReport:
@@ -103,8 +71,7 @@ def read_open_transactions(admin: BrokerAdmin, reader: ZnodeReader, ledgers_root
         AdminRequestFailed: The list of coordinators cannot be read.
         InvalidInput: The file of the token cannot be read.
     """
-    path = f"{_TRANSACTIONS}/coordinators"
-    coordinators = sorted(require_field(row, "id", int, path) for row in admin.read_json(path, list))
+    coordinators = [coordinator for coordinator, _ in _list_coordinators(admin)]
     reports = _run_in_threads(partial(_ask_coordinator, admin), coordinators)
     directory = BookieDirectory(reader, ledgers_root)
     transactions: list[OpenTransaction] = []
@@ -123,11 +90,110 @@ def read_open_transactions(admin: BrokerAdmin, reader: ZnodeReader, ledgers_root
                 problems.append(f"coordinator {coordinator}: it has no log, and its broker fails: {report.problem}")
             continue
         found, participant_problems = _ask_logged_participants(admin, coordinator, logged)
-        transactions += found
+        transactions += [replace(each, coordinator_loaded=bool(report.problem)) for each in found]
         problems += participant_problems
     transactions, detail_problems = _complete_participants(admin, transactions)
     transactions.sort(key=lambda each: (each.opened_ms, each.coordinator, each.sequence))
     return TransactionReport(tuple(transactions), (*problems, *detail_problems))
+
+
+def find_open_transaction(
+    admin: BrokerAdmin, reader: ZnodeReader, ledgers_root: str, transaction_id: TransactionId
+) -> OpenTransaction | None:
+    """Return a transaction with its participants, or `None` if it has ended.
+
+    Raises:
+        AdminRequestFailed: The coordinator or a participant gives no answer.
+        UnknownObject: The coordinator has not begun such a transaction yet, or does not exist.
+        StoreUnavailable, PreconditionFailed, UnreadableMetadata: Neither the coordinator nor its log can be read.
+    """
+    path = f"{_TRANSACTIONS}/transactionMetadata/{transaction_id.tc_id}/{transaction_id.sequence}"
+    is_loaded = True
+    problems: list[str] = []
+    try:
+        document = admin.find_json(path, dict, attempts=1)
+    except AdminRequestFailed as error:  # the coordinator fails if a participant is not loaded
+        if error.status is None or error.status < 500:
+            raise
+        found, problems = _find_in_log(admin, reader, ledgers_root, transaction_id)
+    else:
+        if document is not None:
+            found = _parse_transaction(document, path)
+        elif (is_loaded := _is_coordinator_loaded(admin, transaction_id)) is True:
+            found = None
+        else:
+            found, problems = _find_in_log(admin, reader, ledgers_root, transaction_id)
+    if found is None:
+        return None
+    (completed,), detail_problems = _complete_participants(admin, [found])
+    if all_problems := [*problems, *detail_problems]:
+        raise StoreUnavailable(f"transaction {transaction_id}: {all_problems[0]}")
+    return replace(completed, coordinator_loaded=is_loaded)
+
+
+def read_participants_after_end(admin: BrokerAdmin, transaction: OpenTransaction) -> tuple[TransactionParticipant, ...]:
+    """Ask the participants of an ended transaction what they owe, and what consumers may read.
+
+    Positions stay those of `transaction`. A topic that is not loaded owes nothing: the coordinator loads the topics of
+    a transaction, and removes the transaction after all have confirmed.
+    """
+    ask = partial(_ask_participant_after_end, admin, transaction)
+    return tuple(_run_in_threads(ask, transaction.participants))
+
+
+def abort_transaction(admin: BrokerAdmin, transaction_id: TransactionId) -> None:
+    """Ask a coordinator to abort a transaction. It answers after all participants have confirmed.
+
+    A coordinator that no broker has loaded is loaded first. If it does not answer in time, it goes on by itself.
+
+    Raises:
+        AdminRequestFailed: The abort is not confirmed, but may have happened, or may happen later.
+        UnknownObject: The coordinator has not begun such a transaction yet, or does not exist.
+    """
+    if not _is_coordinator_loaded(admin, transaction_id):
+        urls = [url for coordinator, url in _list_coordinators(admin) if coordinator == transaction_id.tc_id]
+        if not urls:
+            raise UnknownObject("txn", expected="a transaction of an existing coordinator", found=str(transaction_id))
+        load_coordinator(admin, urls[0], transaction_id.tc_id)
+    admin.send("POST", f"{_TRANSACTIONS}/abortTransaction/{transaction_id.tc_id}/{transaction_id.sequence}")
+
+
+def _list_coordinators(admin: BrokerAdmin) -> list[tuple[int, str]]:
+    """Return the coordinators, and the URL for clients of the broker of each one, "" if it is unknown."""
+    path = f"{_TRANSACTIONS}/coordinators"
+    return sorted(
+        (require_field(row, "id", int, path), _find_text(row, "brokerServiceUrl", path) or "")
+        for row in admin.read_json(path, list)
+    )
+
+
+def _is_coordinator_loaded(admin: BrokerAdmin, transaction_id: TransactionId) -> bool:
+    """Raise `UnknownObject` if the coordinator is loaded, and has not given the sequence to a transaction."""
+    path = f"{_TRANSACTIONS}/coordinatorStats?coordinatorId={transaction_id.tc_id}"
+    statistics = admin.find_json(path, dict)
+    if statistics is None:
+        return False
+    newest = require_field(statistics, "leastSigBits", int, path)
+    if transaction_id.sequence > newest:
+        expected = f"a transaction up to {transaction_id.tc_id}:{newest}, the newest one"
+        raise UnknownObject("txn", expected=expected, found=str(transaction_id))
+    return True
+
+
+def _find_in_log(
+    admin: BrokerAdmin, reader: ZnodeReader, ledgers_root: str, transaction_id: TransactionId
+) -> tuple[OpenTransaction | None, list[str]]:
+    """Return the transaction if the coordinator's log has it, and participants that could not be asked."""
+    coordinator, directory = transaction_id.tc_id, BookieDirectory(reader, ledgers_root)
+    logged = read_logged_transactions(reader, directory, ledgers_root, coordinator)
+    if logged is None:
+        expected = "a coordinator that has had transactions"
+        raise UnknownObject("txn", expected=expected, found=str(transaction_id))
+    if transaction_id.sequence not in logged:
+        return None, []
+    only = {transaction_id.sequence: logged[transaction_id.sequence]}
+    (found,), problems = _ask_logged_participants(admin, coordinator, only)
+    return found, problems
 
 
 def _ask_coordinator(admin: BrokerAdmin, coordinator: int) -> _AskedValue[list[OpenTransaction]]:
@@ -147,7 +213,7 @@ def _ask_logged_participants(
     """Return the transactions of a log with the positions that their participants report, and problems."""
     participants_by_sequence = {
         sequence: [
-            TransactionParticipant(topic=topic, subscription=name, owes=_ENDS_BY_STATE[transaction.state])
+            TransactionParticipant(topic=topic, subscription=name, owes=ENDS_BY_STATE[transaction.state])
             for topic, name in (*((topic, None) for topic in transaction.topics), *transaction.subscriptions)
         ]
         for sequence, transaction in logged.items()
@@ -198,15 +264,40 @@ def _ask_position(
     except (AdminRequestFailed, InvalidInput) as error:
         return _AskedValue(problem=f"{participant.topic}: {error}")
     has_no_part = participant.subscription is None and position is None
-    return _AskedValue(replace(participant, position=position, owes=NOTHING if has_no_part else participant.owes))
+    return _AskedValue(
+        replace(
+            participant,
+            position=position,
+            owes=NOTHING if has_no_part else participant.owes,
+            was_aborted=document.get("aborted") is True,
+        )
+    )
+
+
+def _ask_participant_after_end(
+    admin: BrokerAdmin, transaction: OpenTransaction, participant: TransactionParticipant
+) -> TransactionParticipant:
+    before = replace(participant, owes="abort", waiting=(), max_read_position=None, loaded=True)
+    asked = _ask_position(admin, transaction.coordinator, (transaction.sequence, before))
+    if asked.value is None:
+        return replace(before, problem=asked.problem)
+    if not asked.value.loaded:
+        return replace(before, owes=NOTHING, loaded=False)
+    now = replace(asked.value, position=before.position, owes=before.owes if asked.value.position else NOTHING)
+    if now.subscription is None and now.position is None:
+        return now
+    details = _ask_participant(admin, (now.topic, now.subscription))
+    if details.value is None:
+        return replace(now, problem=details.problem)
+    return _add_details(now, details.value)
 
 
 def _parse_transaction(document: dict[str, Any], path: str) -> OpenTransaction:
     txn_id = require_field(document, "txnId", str, path)
     state = require_field(document, "status", str, path)
     match = _ID_PATTERN.fullmatch(txn_id)
-    if not match or state not in _ENDS_BY_STATE:
-        expected = f"a transaction such as (0,1) in a state of {', '.join(_ENDS_BY_STATE)}"
+    if not match or state not in ENDS_BY_STATE:
+        expected = f"a transaction such as (0,1) in a state of {', '.join(ENDS_BY_STATE)}"
         raise AdminRequestFailed(
             path, expected=expected, found=f"{txn_id} in state {state}", advice=ADVICE_UNKNOWN_VERSION
         )
@@ -214,7 +305,7 @@ def _parse_transaction(document: dict[str, Any], path: str) -> OpenTransaction:
     produced = require_field(document, "producedPartitions", dict, path)
     for topic in produced:
         position = _find_text(require_field(produced, topic, dict, path), "startPosition", path)
-        owes = _ENDS_BY_STATE[state] if position else NOTHING
+        owes = ENDS_BY_STATE[state] if position else NOTHING
         participants.append(TransactionParticipant(topic=topic, subscription=None, owes=owes, position=position))
     acknowledged = require_field(document, "ackedPartitions", dict, path)
     for topic in acknowledged:
@@ -223,7 +314,7 @@ def _parse_transaction(document: dict[str, Any], path: str) -> OpenTransaction:
             position = _find_text(require_field(subscriptions, subscription, dict, path), "cumulativeAckPosition", path)
             participants.append(
                 TransactionParticipant(
-                    topic=topic, subscription=subscription, owes=_ENDS_BY_STATE[state], position=position
+                    topic=topic, subscription=subscription, owes=ENDS_BY_STATE[state], position=position
                 )
             )
     return OpenTransaction(
@@ -261,56 +352,65 @@ def _complete_participants(
         answer = answers.get((participant.topic, participant.subscription))
         if answer is None or answer.value is None:
             return participant
-        owes = participant.owes if answer.value.has_open_acknowledgements else NOTHING
-        return replace(participant, waiting=answer.value.waiting, owes=owes)
+        has_ended = participant.subscription is not None and not answer.value.pending_transactions
+        return _add_details(replace(participant, owes=NOTHING if has_ended else participant.owes), answer.value)
 
     completed = [replace(each, participants=tuple(map(complete, each.participants))) for each in transactions]
     return completed, problems
 
 
+def _add_details(participant: TransactionParticipant, details: _ParticipantDetails) -> TransactionParticipant:
+    return replace(
+        participant,
+        waiting=details.waiting,
+        max_read_position=details.max_read_position,
+        pending_transactions=details.pending_transactions,
+    )
+
+
 def _ask_participant(admin: BrokerAdmin, participant: tuple[str, str | None]) -> _AskedValue[_ParticipantDetails]:
-    """Return the waiting subscriptions of a topic, or whether a subscription has open acknowledgements."""
+    """Return what the consumers of a topic may read, or how many transactions a subscription waits for."""
     topic, subscription = participant
     try:
         topic_path = format_topic_path(topic)
         if subscription is None:
-            return _AskedValue(_ParticipantDetails(waiting=_find_waiting_subscriptions(admin, topic_path)))
+            return _AskedValue(_read_consumers(admin, topic_path))
         path = f"{_TRANSACTIONS}/pendingAckStats/{topic_path}/{quote(subscription, safe='')}"
-        is_pending = require_field(admin.read_json(path, dict), "ongoingTxnSize", int, path) > 0
-        return _AskedValue(_ParticipantDetails(has_open_acknowledgements=is_pending))
+        pending = require_field(admin.read_json(path, dict), "ongoingTxnSize", int, path)
+        return _AskedValue(_ParticipantDetails(pending_transactions=pending))
     except (AdminRequestFailed, InvalidInput) as error:
         return _AskedValue(problem=f"{topic}: {error}")
 
 
-def _find_waiting_subscriptions(admin: BrokerAdmin, topic_path: str) -> tuple[str, ...]:
-    """Return the subscriptions whose next message is behind the last one that may be read.
+def _read_consumers(admin: BrokerAdmin, topic_path: str) -> _ParticipantDetails:
+    """Return the max read position, and the subscriptions whose next message is behind it.
 
     The topic is loaded, because a coordinator has reported a position of it.
     """
     path = f"{_TRANSACTIONS}/transactionBufferStats/{topic_path}"
-    readable = _parse_position(admin.read_json(path, dict), "maxReadPosition", path)
+    readable = _require_position(admin.read_json(path, dict), "maxReadPosition", path)
     path = f"/admin/v2/persistent/{topic_path}/internalStats"
     statistics = admin.read_json(path, dict)
-    if _parse_position(statistics, "lastConfirmedEntry", path) <= readable:
-        return ()
+    max_read_position = f"{readable[0]}:{readable[1]}"
+    if _require_position(statistics, "lastConfirmedEntry", path) <= readable:
+        return _ParticipantDetails(max_read_position=max_read_position)
     cursors = require_field(statistics, "cursors", dict, path)
-    return tuple(
-        sorted(
-            name
-            for name in cursors
-            if name not in _NO_READERS and _parse_position(cursors[name], "readPosition", path) > readable
-        )
+    waiting = (
+        name
+        for name in cursors
+        if name not in _NO_READERS and _require_position(cursors[name], "readPosition", path) > readable
     )
+    return _ParticipantDetails(waiting=tuple(sorted(waiting)), max_read_position=max_read_position)
 
 
-def _parse_position(document: Any, name: str, path: str) -> tuple[int, int]:  # noqa: ANN401 - parsed JSON
+def _require_position(document: Any, name: str, path: str) -> tuple[int, int]:  # noqa: ANN401 - parsed JSON
     text = require_field(document, name, str, path)
     match = _POSITION_PATTERN.fullmatch(text)
     if not match:
         raise AdminRequestFailed(
             path, expected=f"{name} such as 7:4", found=shorten_text(repr(text)), advice=ADVICE_UNKNOWN_VERSION
         )
-    return int(match[1]), int(match[2])
+    return parse_position(text)
 
 
 def _find_text(document: dict[str, Any], name: str, path: str) -> str | None:

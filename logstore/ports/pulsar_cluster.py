@@ -1,4 +1,4 @@
-"""Ports of the Pulsar cluster that the settings name: looks at it, and changes of its ledgers."""
+"""Ports of the Pulsar cluster that the settings name: looks at it, and changes of its ledgers and transactions."""
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
@@ -7,7 +7,9 @@ from typing import Protocol
 
 from logstore.ports.catalog.cluster_journal import JournaledLedger
 from logstore.pulsar.cluster_check import ClusterCheck
+from logstore.pulsar.cluster_transactions import OpenTransaction, TransactionParticipant, TransactionReport
 from logstore.reconciliation.findings import Finding
+from logstore.transactions.transaction_ids_and_states import TransactionId
 
 
 class Restoration(StrEnum):
@@ -64,6 +66,39 @@ class ClusterChanges(Protocol):
         """
 
 
+class ClusterTransactions(Protocol):
+    """Transactions of one cluster. All methods may raise `StoreUnavailable` or `ServiceFailed`.
+
+    No lease is needed: the coordinator of a transaction decides about it once.
+    """
+
+    def read_identity(self) -> str:
+        """Return the identity of the cluster, as `ClusterCheck` names it."""
+
+    def list_open(self) -> TransactionReport:
+        """Return all transactions that have not ended."""
+
+    def find(self, transaction_id: TransactionId) -> OpenTransaction | None:
+        """Return a transaction with its participants, or `None` if it has ended.
+
+        Raises:
+            UnknownObject: The coordinator has not begun such a transaction, or no broker has loaded the coordinator.
+        """
+
+    def read_participants_after_end(self, transaction: OpenTransaction) -> tuple[TransactionParticipant, ...]:
+        """Return what the participants of an ended transaction owe now. Their positions stay those of `transaction`.
+
+        A participant that cannot be asked has a `problem`.
+        """
+
+    def abort(self, transaction_id: TransactionId) -> None:
+        """Abort a transaction, and wait until its participants have confirmed.
+
+        Raises:
+            ServiceFailed: The abort is not confirmed. It may have happened, or may happen later.
+        """
+
+
 class PulsarClusterAccess(Protocol):
     """Access to one cluster. Each call opens a session of its own.
 
@@ -97,3 +132,10 @@ class PulsarClusterAccess(Protocol):
 
     def release_lease(self, holder: str) -> None:
         """Free the lease, if it is the holder's. Idempotent."""
+
+    def open_transactions(self) -> AbstractContextManager[ClusterTransactions]:
+        """Open the transactions of the cluster for a block.
+
+        Raises:
+            InvalidInput: The settings name no cluster, or no admin API.
+        """

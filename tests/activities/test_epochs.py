@@ -93,6 +93,10 @@ _STANDING: Final[dict[str, str]] = {
     "pulsar.conclude_apply": _RUN,
     "pulsar.begin_undo": _RUN,
     "pulsar.undo_page": _RUN,
+    "pulsar.begin_abort": _HARMLESS,
+    "pulsar.abort_transaction": _RUN,
+    "pulsar.check_aborts": _HARMLESS,
+    "pulsar.conclude_abort": _RUN,
 }
 
 

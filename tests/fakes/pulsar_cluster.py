@@ -12,6 +12,7 @@ from logstore.pulsar.cluster_check import ClusterCapability, ClusterCheck
 from logstore.pulsar.cluster_findings import require_ledger_id
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.findings import Finding
+from tests.fakes.cluster_transactions import FakeClusterTransactions
 
 IDENTITY = "5f0a/1/2"
 FIRST_ZNODE_STATE = (0, 7)
@@ -31,6 +32,7 @@ class FakePulsarCluster:
         self.lease = ("", 0)  # holder and version
         self.is_exclusive = True
         self.before_change: Callable[[], None] = lambda: None
+        self.transactions = FakeClusterTransactions(self.read_identity)
 
     def fail_check(self, name: str, detail: str) -> None:
         """Let a check fail."""
@@ -81,6 +83,11 @@ class FakePulsarCluster:
         with effect("pulsar.take_lease"):
             self.lease = (holder, version + 1)
         yield FakeClusterChanges(self, identity, self.lease)
+
+    @contextmanager
+    def open_transactions(self) -> Iterator[FakeClusterTransactions]:
+        """See the port."""
+        yield self.transactions
 
     def release_lease(self, holder: str) -> None:
         """See the port."""

@@ -14,6 +14,7 @@ from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.offload.tiered_copy import data_key
 from logstore.ports.catalog import RunKind
 from logstore.positions import LedgerId
+from logstore.pulsar.cluster_transactions import AFTER_ABORT, BEFORE_ABORT
 from logstore.reconciliation.findings import Finding, FindingKind, plan_result
 from tests.driver.workflow_executions import SimulatedRunStatus
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
@@ -21,11 +22,14 @@ from tests.faults.main_job_operators import DELETION_POLICY, TEST_CAUSE, MainJob
 from tests.faults.simulated_world import TIERED_BUCKET
 from tests.faults.topic_plans import TopicPlan
 from tests.workflows.pulsar.cluster_plans import orphan_ledger
+from workflows.pulsar.abort_transactions import AbortTransactions
 from workflows.pulsar.apply_pulsar import ApplyPulsar
 from workflows.pulsar.job_definitions import (
+    ABORT_TRANSACTIONS,
     APPLY_PULSAR,
     PLAN_PULSAR,
     UNDO_PULSAR,
+    AbortTransactionsInput,
     ApplyPulsarInput,
     PlanPulsarInput,
     UndoPulsarInput,
@@ -52,6 +56,7 @@ _ORPHAN_NUMBERS: Final = (1_000_007, 1_000_008, 1_000_009)  # of orphaned segmen
 _ABANDONED_UUID: Final = "abandoned"
 _CLUSTER_ORPHANS: Final = (7, 8)
 _OLD_JOURNAL: Final = "cluster-journals/apply-long-gone-"
+_TRANSACTIONS: Final = (1, 2, 3)  # of which the first one stays open
 
 
 class ReconciliationOperators(MainJobOperators):
@@ -68,6 +73,7 @@ class ReconciliationOperators(MainJobOperators):
             self.plan_cluster,
             self.apply_cluster,
             self.undo_cluster,
+            self.abort_transactions,
         ).sweep()
 
     def again(self) -> Self:
@@ -75,7 +81,15 @@ class ReconciliationOperators(MainJobOperators):
         self._turn += 1
         kept_prefixes = ("list", "once", "create", "troubles")
         self.memory = {name: answer for name, answer in self.memory.items() if name.startswith(kept_prefixes)}
-        return self.drive(self.plan, self.apply, self.scrub, self.plan_cluster, self.apply_cluster, self.undo_cluster)
+        return self.drive(
+            self.plan,
+            self.apply,
+            self.scrub,
+            self.plan_cluster,
+            self.apply_cluster,
+            self.undo_cluster,
+            self.abort_transactions,
+        )
 
     def lose(self) -> None:
         """Let writers die after their uploads, long ago; and let a plan find that."""
@@ -186,6 +200,21 @@ class ReconciliationOperators(MainJobOperators):
         certificate = ApplyCertificates(self.world.records).find_newest(f"apply-{run_id}")
         assert certificate
         assert certificate.ledgers == len(_CLUSTER_ORPHANS)
+
+    def abort_transactions(self) -> None:
+        """Abort two transactions of the cluster, of which one holds back consumers together with a third one."""
+        run_id, transactions = f"abort-{self._turn}", self.world.cluster.transactions
+        self._once(f"once transactions {self._turn}", lambda: transactions.add(*_TRANSACTIONS))
+        aborted_ids = [f"0:{sequence}" for sequence in _TRANSACTIONS[1:]]
+        request = AbortTransactionsInput(run_id=run_id, transactions=aborted_ids, **TEST_CAUSE)
+        started = self._start("abort transactions", AbortTransactions, request, ABORT_TRANSACTIONS.id(run_id))
+        self._work()
+        assert self.driver.server.executions[started.workflow_id].status is SimulatedRunStatus.COMPLETED
+        states = [transactions.transactions[sequence].state for sequence in _TRANSACTIONS]
+        assert states == ["OPEN", "ABORTED", "ABORTED"]
+        summary = self._process.catalog.reconciliation.get_run(run_id).summary
+        assert {each["txn"]: each["outcome"] for each in summary["results"]} == dict.fromkeys(aborted_ids, "aborted")
+        assert summary[BEFORE_ABORT].keys() == summary[AFTER_ABORT].keys() == set(aborted_ids)
 
     def undo_cluster(self) -> None:
         """Put back what the apply of the turn has deleted."""

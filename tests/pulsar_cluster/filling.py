@@ -126,11 +126,7 @@ class ClusterFiller:
         """Commit a transaction, abort another, and leave a third one open, with a pending acknowledgement each."""
         self.subscribe(PENDING_TOPIC, PENDING_SUBSCRIPTION)
         self.write(PENDING_TOPIC, 30)
-        jars = self.cluster.distribution / "lib" / "*"
-        arguments = [self.cluster.service_url, topic_url(PENDING_TOPIC), PENDING_SUBSCRIPTION, topic_url("receipts")]
-        argv = [str(find_java().path), "-XX:TieredStopAtLevel=1", "-cp", str(jars), str(_TRANSACTIONS), *arguments]
-        completed = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S)
-        assert completed.returncode == 0, completed.stderr  # such as a Java without a compiler
+        run_transactions(self.cluster, PENDING_TOPIC, PENDING_SUBSCRIPTION, "receipts")
 
     def upload_package(self, name: str) -> None:
         """Store a package of a function, which has two DistributedLog logs."""
@@ -175,6 +171,15 @@ class ClusterFiller:
             consumer_type=pulsar.ConsumerType.Shared,
             initial_position=pulsar.InitialPosition.Earliest,
         )
+
+
+def run_transactions(cluster: RealCluster, input_topic: str, subscription: str, output_topic: str) -> None:
+    """Copy a message each in three transactions: one is committed, one is aborted, and one stays open."""
+    jars = cluster.distribution / "lib" / "*"
+    arguments = [cluster.service_url, topic_url(input_topic), subscription, topic_url(output_topic)]
+    argv = [str(find_java().path), "-XX:TieredStopAtLevel=1", "-cp", str(jars), str(_TRANSACTIONS), *arguments]
+    completed = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    assert completed.returncode == 0, completed.stderr  # such as a Java without a compiler
 
 
 def open_client(cluster: RealCluster) -> Any:

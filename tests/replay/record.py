@@ -34,7 +34,7 @@ from logstore.deletion.intents import IntentKey
 from logstore.deletion.retention import RetentionPolicy
 from tests.activities.activity_world import open_activity_world
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
-from tests.replay import clustered, delayed, followed, rebuilding, reconciled, recorded, routed, transacted
+from tests.replay import aborted, clustered, delayed, followed, rebuilding, reconciled, recorded, routed, transacted
 from tests.replay.courses import Handle, completed, ended, first_run
 from tests.workflows.offload.offloading import losing, offload, offload_all, take_away
 from tests.workflows.workflow_harness import Gate, WorkflowHarness, assert_eventually
@@ -520,6 +520,13 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         clustered.apply_failed,
         clustered.apply_paused,
         clustered.apply_running,
+    ),
+    "abort-transactions": (
+        aborted.abort_complete,
+        aborted.abort_in_part,
+        aborted.abort_refused,
+        aborted.abort_failed,
+        aborted.abort_running,
     ),
     "undo-pulsar": (clustered.undo_complete, clustered.undo_refused, clustered.undo_failed, clustered.undo_running),
     "scrub-ledgers": (

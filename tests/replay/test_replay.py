@@ -39,6 +39,7 @@ COUNTS = {
     "plan-pulsar/v1": 5,
     "apply-pulsar/v1": 6,
     "undo-pulsar/v1": 4,
+    "abort-transactions/v1": 5,
     "transaction-coordinator/v1": 3,
     "broadcast-transaction/v1": 3,
     "sweep-transactions/v1": 3,

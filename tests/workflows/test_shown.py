@@ -43,10 +43,13 @@ from activities.deletion.trim_by_retention import (
 )
 from activities.offload import DetachPrimariesInput, LedgersToOffloadInput, PublishCopyInput, UploadCopyInput
 from activities.pulsar.inputs_and_results import (
+    AbortTransactionInput,
     ApplyClusterPageInput,
+    BeginAbortInput,
     BeginClusterApplyInput,
     BeginClusterPlanInput,
     BeginUndoInput,
+    CheckAbortsInput,
     ConcludeClusterApplyInput,
     UndoPageInput,
 )
@@ -164,6 +167,13 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "pulsar.conclude_apply": (ConcludeClusterApplyInput(run_id="p", actor="me"), "run p"),
     "pulsar.begin_undo": (BeginUndoInput(run_id="p", ledger_ids=[1, 2]), "2 ledgers: 1, 2, run p"),
     "pulsar.undo_page": (UndoPageInput(run_id="p", after=7, ledger_ids=[1, 2]), "2 ledgers: 1, 2, run p"),
+    "pulsar.begin_abort": (
+        BeginAbortInput(run_id="a", transactions=["3:17"], actor="me"),
+        "1 transactions: 3:17, run a",
+    ),
+    "pulsar.abort_transaction": (AbortTransactionInput(run_id="a", txn="3:17"), "transaction 3:17, run a"),
+    "pulsar.check_aborts": (CheckAbortsInput(run_id="a", attempts={}), "run a"),
+    "pulsar.conclude_abort": (CheckAbortsInput(run_id="a", attempts={}), "run a"),
     "transactions.drain": (DrainInput(tc_id=3), "coordinator 3"),
     "transactions.tell": (BroadcastInput(txn="3:17"), "transaction 3:17"),
     "transactions.busy_coordinators": (BusyCoordinatorsInput(limit=4_096), "at most 4,096 rows"),
@@ -337,6 +347,7 @@ async def test_current_details_say_something_from_the_first_task_on(house: Workf
         "apply-orphans": "plan-1",
         "scrub-ledgers": "beginning",
         **dict.fromkeys(("plan-pulsar", "apply-pulsar", "undo-pulsar"), "pulsar-1"),
+        "abort-transactions": "abort-1",
         "transaction-coordinator": "coordinator 3",
         "broadcast-transaction": "transaction 3:17",
         "sweep-transactions": type_,

@@ -346,6 +346,7 @@ class WorkflowHarness:
     def _cluster_activities(self) -> list[Activity]:
         activities = self.world.activities
         planning, applying = activities.cluster_planning, activities.cluster_applying
+        aborting = activities.transaction_aborting
         return [
             planning.check_cluster_and_begin_plan,
             planning.run_cluster_plan_bulk_job,
@@ -355,6 +356,10 @@ class WorkflowHarness:
             applying.conclude_cluster_apply,
             activities.cluster_undoing.begin_undo,
             activities.cluster_undoing.undo_page,
+            aborting.begin_abort,
+            aborting.abort_transaction,
+            aborting.check_aborts,
+            aborting.conclude_abort,
         ]
 
     def _coordination_activities(self) -> list[Activity]:

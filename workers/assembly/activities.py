@@ -13,6 +13,7 @@ from activities.deletion.ledger_deletion import LedgerDeletionActivities
 from activities.deletion.topic_deletion import TopicDeletionActivities
 from activities.deletion.trim_by_retention import RetentionPreparation, TrimAllTopicsActivities
 from activities.offload import LedgerOffloadActivities
+from activities.pulsar.abort_transactions import AbortTransactionsActivities
 from activities.pulsar.apply_cluster import ApplyClusterActivities
 from activities.pulsar.plan_cluster import PlanClusterActivities
 from activities.pulsar.undo_cluster import UndoClusterActivities
@@ -59,6 +60,7 @@ class WorkerActivities:
     cluster_planning: PlanClusterActivities
     cluster_applying: ApplyClusterActivities
     cluster_undoing: UndoClusterActivities
+    transaction_aborting: AbortTransactionsActivities
     coordination: TransactionCoordinatorActivities
     building: TransactionSnapshotBuildActivities
     delayed: IndexBucketActivities
@@ -172,6 +174,9 @@ def create_activities(log: LogStore, owners: TopicOwners) -> WorkerActivities:
             journal=catalog.cluster_journal,
             records=log.record_objects,
             cluster=log.cluster,
+        ),
+        transaction_aborting=AbortTransactionsActivities(
+            reconciliation=catalog.reconciliation, audit_log=catalog.audit_log, cluster=log.cluster
         ),
         coordination=TransactionCoordinatorActivities(
             transactions=catalog.transactions,

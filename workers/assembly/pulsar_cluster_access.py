@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 
-from logstore.ports.pulsar_cluster import ClusterChanges
+from logstore.ports.pulsar_cluster import ClusterChanges, ClusterTransactions
 from logstore.pulsar.cluster_check import ClusterCheck
 from workers.settings import Settings
 
@@ -47,3 +47,9 @@ class PulsarClusterOfSettings:
         from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings  # noqa: PLC0415 - start-up time
 
         release_cluster_lease(pulsar_cluster_from_settings(self._settings), holder)
+
+    def open_transactions(self) -> AbstractContextManager[ClusterTransactions]:
+        from infra.pulsar.broker_transactions import open_broker_transactions  # noqa: PLC0415 - start-up time
+        from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings  # noqa: PLC0415 - start-up time
+
+        return open_broker_transactions(pulsar_cluster_from_settings(self._settings))

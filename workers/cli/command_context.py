@@ -118,6 +118,9 @@ class CommandServices:
     follow = _import_on_call("workers.hosting.rebuild_and_follow", "follow_records")
     check_pulsar_cluster = _import_on_call("workers.operations.pulsar_cluster", "check_pulsar_cluster")
     read_pulsar_transactions = _import_on_call("workers.operations.pulsar_cluster", "read_pulsar_transactions")
+    require_abortable_pulsar_transactions = _import_on_call(
+        "workers.operations.pulsar_cluster", "require_abortable_pulsar_transactions"
+    )
     explain_pulsar_ledger = _import_on_call("workers.operations.pulsar_cluster", "explain_pulsar_ledger")
     require_pulsar_cluster = _import_on_call("workers.assembly.pulsar_cluster", "pulsar_cluster_from_settings")
     scan_pulsar_index_buckets = _import_on_call("workers.operations.pulsar_cluster", "scan_pulsar_index_buckets")

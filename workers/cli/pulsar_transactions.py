@@ -1,23 +1,48 @@
-"""Command `pulsar transactions`."""
+"""Commands `pulsar transactions` and `pulsar abort`."""
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from workers.cli.answer_output import Answer
+from logstore.errors import InvalidInput
+from workers.cli.answer_output import Answer, Row
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command
 from workers.cli.exit_codes import ExitCode
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_partial_failure_if_any, job_command
 from workers.cli.progress_bar import show_progress_bar
 from workers.cli.pulsar import pulsar
+from workers.cli.shared_options import DryRun, Reason, check_transaction
 from workers.human_readable_values import format_time_to_second, select_fields
 from workers.settings import format_duration, parse_duration
 
 if TYPE_CHECKING:
-    from infra.pulsar.open_transactions import OpenTransaction, TransactionParticipant
+    from logstore.pulsar.cluster_transactions import OpenTransaction, TransactionAbort, TransactionParticipant
+    from workflows.pulsar.job_definitions import AbortTransactionsResult
 
+_MAX_TRANSACTIONS: Final = 100  # of one abort
+
+
+def _check_transactions(texts: Sequence[str]) -> list[str]:
+    """Return the ids without repetitions."""
+    transactions = list(dict.fromkeys(str(check_transaction(text)) for text in texts))
+    if len(transactions) > _MAX_TRANSACTIONS:
+        raise InvalidInput("txn", expected=f"at most {_MAX_TRANSACTIONS} transactions", found=len(transactions))
+    return transactions
+
+
+_Transactions = Annotated[
+    list[str],
+    typer.Argument(metavar="TXN...", callback=_check_transactions, help="As `pulsar transactions` shows them: 3:17."),
+]
+_UnsafeAge = Annotated[
+    bool, typer.Option("--unsafe-age", help="Also abort transactions younger than 10m, which clients may still use.")
+]
 _OlderThan = Annotated[str, typer.Option("--older-than", metavar="AGE", help="Leave out what is younger: 15m, 2h.")]
 _UNITS_S: Final = (86_400, 3_600, 60, 1)
 
@@ -34,14 +59,7 @@ def list_transactions(context: CommandContext, *, older_than: _OlderThan = "0s")
     min_age_s = parse_duration(older_than, "older-than")
     with show_progress_bar("asking coordinators of transactions"):
         report = context.services.read_pulsar_transactions(context.settings)
-    now_s = time.time()
-    # The clock of a coordinator may be ahead of this machine's.
-    ages_s = [max(0.0, now_s - transaction.opened_ms / 1_000) for transaction in report.transactions]
-    rows = [
-        _make_row(transaction, age_s)
-        for transaction, age_s in zip(report.transactions, ages_s, strict=True)
-        if age_s >= min_age_s
-    ]
+    rows = [row for row in _make_rows(report.transactions) if row["age_s"] >= min_age_s]
     problems = "".join(f"not read: {problem}\n" for problem in report.problems)
     return Answer(
         document={"transactions": rows, "problems": list(report.problems)},
@@ -53,10 +71,88 @@ def list_transactions(context: CommandContext, *, older_than: _OlderThan = "0s")
     )
 
 
+@job_command(pulsar, "abort", "0:17 --dry-run", '0:17 1:4 --reason "its client is gone" --json')
+def abort_transactions(
+    context: CommandContext,
+    transactions: _Transactions,
+    *,
+    dry_run: DryRun = False,
+    unsafe_age: _UnsafeAge = False,
+    reason: Reason = "",
+) -> JobOrAnswer:
+    """Abort open transactions of the cluster, and check that they hold nobody back any more.
+
+    Consumers never see the messages of an aborted transaction, and get again what it has acknowledged. If a transaction
+    has ended, is being committed, or is younger than 10 minutes, the command is refused and nothing is aborted. Then
+    each transaction is aborted on its own: if one fails, the exit code is 5. The answer says who still waits for which
+    other transaction. With --dry-run, the command shows the transactions and changes nothing.
+    """
+    if dry_run:
+        with show_progress_bar("asking coordinators of transactions"):
+            seen = context.services.require_abortable_pulsar_transactions(
+                context.settings, transactions, unsafe_age=unsafe_age
+            )
+        rows = _make_rows(seen)
+        display = [_make_display_row(row) for row in rows]
+        return Answer(
+            document={"dry_run": True, "transactions": rows},
+            display=display,
+            columns_below=("messages", "acknowledgements"),
+        )
+    return CommandLineJob(
+        lambda client: client.abort_transactions(
+            transactions, unsafe_age=unsafe_age, reason=reason, actor=context.actor
+        ),
+        "aborting",
+        partial(_answer_abort, context),
+    )
+
+
+def _answer_abort(context: CommandContext, workflow_id: str, result: "AbortTransactionsResult") -> Answer:
+    from logstore.pulsar.cluster_transactions import (  # noqa: PLC0415 - start-up time
+        AFTER_ABORT,
+        BEFORE_ABORT,
+        AbortOutcome,
+        participant_from_document,
+        transaction_from_document,
+    )
+
+    seen = context.catalog.reconciliation.get_run(result.run_id).summary
+    rows = _make_rows([transaction_from_document(seen[BEFORE_ABORT][each.txn]) for each in result.transactions])
+    for row, each in zip(rows, result.transactions, strict=True):
+        participants = map(participant_from_document, seen[AFTER_ABORT][each.txn])
+        row["outcome"], row["still_held"] = each.outcome, list(each.still_held)
+        row["after"] = [_make_participant_row(participant) for participant in participants]
+    failures = [
+        {"id": each.txn, "error": each.problem} for each in result.transactions if each.outcome != AbortOutcome.ABORTED
+    ]
+    aborted = [each.txn for each in result.transactions if each.outcome == AbortOutcome.ABORTED]
+    document = {"run_id": result.run_id, "workflow_id": workflow_id, "aborted": aborted, "transactions": rows}
+    answer = answer_partial_failure_if_any(document, failures)
+    display = [_make_abort_display_row(each) for each in result.transactions]
+    return replace(answer, display=display, columns_below=("problem", "still held"), sections=())
+
+
+def _make_abort_display_row(abort: "TransactionAbort") -> Row:
+    return {
+        "txn": abort.txn,
+        "outcome": abort.outcome,
+        "problem": abort.problem,
+        "still held": "\n".join(abort.still_held),
+    }
+
+
+def _make_rows(transactions: "Sequence[OpenTransaction]") -> list[dict[str, Any]]:
+    now_s = time.time()
+    # The clock of a coordinator may be ahead of this machine's.
+    return [_make_row(transaction, max(0.0, now_s - transaction.opened_ms / 1_000)) for transaction in transactions]
+
+
 def _make_row(transaction: "OpenTransaction", age_s: float) -> dict[str, Any]:
     return {
         "txn": transaction.id,
         "coordinator": transaction.coordinator,
+        "coordinator_loaded": transaction.coordinator_loaded,
         "state": transaction.state,
         "opened": format_time_to_second(transaction.opened_ms * 1_000),
         "age_s": round(age_s),
@@ -66,7 +162,7 @@ def _make_row(transaction: "OpenTransaction", age_s: float) -> dict[str, Any]:
 
 
 def _make_participant_row(participant: "TransactionParticipant") -> dict[str, Any]:
-    return select_fields(participant, "topic subscription loaded owes position") | {
+    return select_fields(participant, "topic subscription loaded owes position max_read_position") | {
         "waiting": list(participant.waiting)
     }
 

@@ -56,6 +56,7 @@ class WorkflowType(StrEnum):
     PLAN_PULSAR = "plan-pulsar"
     APPLY_PULSAR = "apply-pulsar"
     UNDO_PULSAR = "undo-pulsar"
+    ABORT_TRANSACTIONS = "abort-transactions"
     END_RECORDS = "end-records"
     FLUSH_RECORDS = "flush-records"
     DEFRAGMENT_RECORDS = "defragment-records"

@@ -34,9 +34,12 @@ from workflows.offload.job_definitions import (
     OffloadTopicResult,
 )
 from workflows.pulsar.job_definitions import (
+    ABORT_TRANSACTIONS,
     APPLY_PULSAR,
     PLAN_PULSAR,
     UNDO_PULSAR,
+    AbortTransactionsInput,
+    AbortTransactionsResult,
     ApplyPulsarInput,
     ApplyPulsarResult,
     PlanPulsarInput,
@@ -231,6 +234,22 @@ class MaintenanceJobClient(JobClient):
             summary=f"undo {run_id}",
             attributes=[run_id_search_attribute(run_id)],
             joins_same_request_only=True,
+        )
+
+    async def abort_transactions(
+        self, transactions: Sequence[str], *, unsafe_age: bool = False, reason: str = "", actor: str = ""
+    ) -> Handle[AbortTransactionsResult]:
+        """Abort transactions of the Pulsar cluster of the workers' settings, and check that they hold nobody back.
+
+        `transactions` has at most `MAX_ABORTED_TRANSACTIONS` ids. `unsafe_age` accepts young transactions.
+        """
+        run_id = f"abort-{uuid.uuid4().hex[:12]}"
+        request = AbortTransactionsInput(
+            run_id=run_id, transactions=list(transactions), actor=actor, reason=reason, unsafe_age=unsafe_age
+        )
+        summary = f"abort {len(request.transactions):,} transactions of the Pulsar cluster"
+        return await self.start(
+            ABORT_TRANSACTIONS, request, run_id, summary=summary, attributes=[run_id_search_attribute(run_id)]
         )
 
     async def apply_orphans(

@@ -30,7 +30,7 @@ from workers.client.waiting_task_reasons import explain_waiting_task
 from workflows.delayed.job_definitions import BUILD_DELAYED_INDEX
 from workflows.deletion.job_definitions import DELETE_LEDGERS
 from workflows.offload.job_definitions import OFFLOAD_TOPIC
-from workflows.pulsar.job_definitions import APPLY_PULSAR, PLAN_PULSAR, UNDO_PULSAR
+from workflows.pulsar.job_definitions import ABORT_TRANSACTIONS, APPLY_PULSAR, PLAN_PULSAR, UNDO_PULSAR
 from workflows.reconciliation.job_definitions import APPLY_ORPHANS, RECONCILE_ORPHANS, SCRUB_LEDGERS
 from workflows.records.job_definitions import DEFRAGMENT_RECORDS, FLUSH_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS
 from workflows.transactions.job_definitions import BUILD_TRANSACTION_SNAPSHOTS
@@ -67,6 +67,7 @@ _ADVICE_AFTER_STOP_BY_TYPE: Final = {
     REPLICATE_RECORDS.name: "blocks that it had copied stay copied; ask for the rest again",
     SCRUB_LEDGERS.name: "it has changed nothing; scrub the same topics again, and it goes on where it was",
     APPLY_ORPHANS.name: "what it had filed goes on by itself; apply the same plan again for the rest",
+    ABORT_TRANSACTIONS.name: "transactions whose abort is decided end by themselves; abort the rest again",
     UNDO_PULSAR.name: "what it had put back stays; undo again for the rest",
     APPLY_PULSAR.name: "what it had deleted stays deleted; apply the same plan again for the rest, or undo it",
 }

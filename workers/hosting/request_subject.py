@@ -117,7 +117,7 @@ def _iterate_summary_parts(request: object) -> Iterator[str]:
 
 
 def _iterate_id_list_parts(request: object) -> Iterator[str]:
-    for name, noun in (("topic_ids", "topics"), ("bucket_ids", "buckets")):
+    for name, noun in (("topic_ids", "topics"), ("bucket_ids", "buckets"), ("transactions", "transactions")):
         ids = getattr(request, name, None)
         if isinstance(ids, list) and ids:
             yield f"{len(ids):,} {noun}: {_format_first_ids(ids)}"

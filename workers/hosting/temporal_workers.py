@@ -34,6 +34,7 @@ from workflows.deletion.trim_topics import TrimTopics
 from workflows.input_bounds import bulk_queue, records_queue, transactions_queue, uploads_queue
 from workflows.offload.offload_ledger import OffloadLedger
 from workflows.offload.offload_topic import OffloadTopic
+from workflows.pulsar.abort_transactions import AbortTransactions
 from workflows.pulsar.apply_pulsar import ApplyPulsar
 from workflows.pulsar.plan_pulsar import PlanPulsar
 from workflows.pulsar.undo_pulsar import UndoPulsar
@@ -68,6 +69,7 @@ WORKFLOWS = [
     PlanPulsar,
     ApplyPulsar,
     UndoPulsar,
+    AbortTransactions,
     TransactionCoordinator,
     BroadcastTransaction,
     SweepTransactions,

@@ -1,11 +1,12 @@
 """Looks at the Pulsar cluster that the settings name, for commands. Everything is read only."""
 
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
+from activities.pulsar.abort_checks import require_abortable
 from infra.pulsar.apply_verification import ApplyVerification, ApplyVerifier
-from infra.pulsar.broker_admin import BrokerAdmin
-from infra.pulsar.broker_registrations import list_registered_brokers
+from infra.pulsar.broker_transactions import open_broker_transactions
 from infra.pulsar.cluster_check import check_cluster, read_cluster_identity
 from infra.pulsar.index_bucket_scan import (
     ScannedIndexBucket,
@@ -14,13 +15,13 @@ from infra.pulsar.index_bucket_scan import (
     scan_index_buckets,
 )
 from infra.pulsar.ledger_explanation import LedgerExplanation, explain_ledger
-from infra.pulsar.open_transactions import TransactionReport, read_open_transactions
 from infra.pulsar.owner_lookup import open_owner_directory
 from infra.pulsar.scan_facts import ScanProblem
-from logstore.errors import InvalidInput, PreconditionFailed
+from logstore.errors import PreconditionFailed
 from logstore.ports.catalog import ClusterJournal, JournaledLedger, ReconciliationRun, iterate_journal
 from logstore.pulsar.cluster_check import ClusterCheck
 from logstore.pulsar.cluster_findings import require_ledger_id
+from logstore.pulsar.cluster_transactions import OpenTransaction, TransactionReport
 from logstore.pulsar.delayed_buckets import parse_topic_argument
 from logstore.pulsar.plan_jobs import IDENTITY
 from logstore.rate_limiter import RateLimiter
@@ -35,13 +36,16 @@ def check_pulsar_cluster(settings: Settings) -> ClusterCheck:
 
 
 def read_pulsar_transactions(settings: Settings) -> TransactionReport:
-    cluster = pulsar_cluster_from_settings(settings)
-    if cluster.admin is None:
-        expected = "the admin API of a broker or proxy, as http://broker:8080"
-        raise InvalidInput("pulsar_admin_url", expected=expected, found="nothing")
-    with cluster.open_reader(parallel_sessions=1) as reader:
-        admin = BrokerAdmin(cluster.admin, list_registered_brokers(reader))
-        return read_open_transactions(admin, reader, cluster.ledgers_root)
+    with open_broker_transactions(pulsar_cluster_from_settings(settings)) as transactions:
+        return transactions.list_open()
+
+
+def require_abortable_pulsar_transactions(
+    settings: Settings, transaction_ids: Sequence[str], *, unsafe_age: bool
+) -> list[OpenTransaction]:
+    """Return transactions as they are now. For errors see `require_abortable`."""
+    with open_broker_transactions(pulsar_cluster_from_settings(settings)) as transactions:
+        return require_abortable(transactions, transaction_ids, now_s=time.time(), unsafe_age=unsafe_age)
 
 
 def explain_pulsar_ledger(settings: Settings, ledger_id: int) -> LedgerExplanation:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from logstore.deletion.intents import RequestRefusal
+from logstore.pulsar.cluster_transactions import TransactionAbort
 from logstore.pulsar.plan_jobs import MIN_BETWEEN_SCANS_S
 from logstore.reconciliation.findings import ApplyCounts, PlanOrScrubResult
 from workflows.job_definition import JobDefinition
@@ -99,6 +100,35 @@ class UndoPulsarResult:
     refused: RequestRefusal | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortTransactionsInput:
+    """Input of `abort-transactions`."""
+
+    run_id: str
+    transactions: list[str]  # ids as `sexton pulsar transactions` shows them
+    actor: str
+    reason: str = ""
+    unsafe_age: bool = False  # allow transactions younger than 10 minutes
+
+    def details(self) -> str:
+        return (
+            f"Aborts {len(self.transactions):,} transactions of the Pulsar cluster, for example "
+            f"`{next(iter(self.transactions), '')}`, and checks that consumers may read on."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortTransactionsResult:
+    """Result for each transaction, or the refusal of a guard."""
+
+    run_id: str
+    transactions: list[TransactionAbort] = field(default_factory=list)
+    refused: RequestRefusal | None = None
+
+
 PLAN_PULSAR = JobDefinition("plan-pulsar", PlanPulsarInput, PlanPulsarResult, keys=("{run_id}",))
 APPLY_PULSAR = JobDefinition("apply-pulsar", ApplyPulsarInput, ApplyPulsarResult, keys=("{run_id}",))
 UNDO_PULSAR = JobDefinition("undo-pulsar", UndoPulsarInput, UndoPulsarResult, keys=("{run_id}",))
+ABORT_TRANSACTIONS = JobDefinition(
+    "abort-transactions", AbortTransactionsInput, AbortTransactionsResult, keys=("{run_id}",)
+)

@@ -27,6 +27,7 @@ class RunKind(StrEnum):
     INDEXES = "build-delayed-index"
     SCRUB = "scrub-ledgers"
     CLUSTER_PLAN = "plan-pulsar"
+    ABORT = "abort-transactions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,13 +10,9 @@ from kazoo.client import KazooClient
 
 from infra.pulsar import open_transactions
 from infra.pulsar.broker_admin import AdminRequestFailed, BrokerAdmin, BrokerAdminAddress
-from infra.pulsar.open_transactions import (
-    NOTHING,
-    TransactionParticipant,
-    TransactionReport,
-    read_open_transactions,
-)
+from infra.pulsar.open_transactions import read_open_transactions
 from infra.pulsar.znode_reads import ZnodeReader
+from logstore.pulsar.cluster_transactions import NOTHING, TransactionParticipant, TransactionReport
 from tests.infra.pulsar.fake_admin import RECORDED, FakeAdmin, serve_admin
 from tests.infra.pulsar.test_transaction_log_reads import serve_log
 
@@ -25,6 +22,7 @@ _API = "/admin/v3/transactions"
 _SLOW = f"{_API}/slowTransactions/-1?coordinatorId=0"
 _LOG = "/managed-ledgers/pulsar/system/persistent/__transaction_log_0"
 _PLACED, _RAW = "persistent://acme/orders/placed", "persistent://acme/orders/raw"
+_SHIPPED = "persistent://acme/orders/shipped"
 
 
 @pytest.fixture
@@ -57,15 +55,17 @@ def test_transactions_of_a_real_cluster_show_participants_and_who_waits(server: 
     assert [each.id for each in report.transactions] == ["0:0", "0:1", "0:2"]
     assert (first.state, first.timeout_ms, first.opened_ms) == ("OPEN", 36_000_000, 1_795_780_876_775)
     end = "commit or abort"
+    placed = partial(TransactionParticipant, topic=_PLACED, subscription=None, owes=end, max_read_position="5:0")
+    shipped = partial(TransactionParticipant, topic=_SHIPPED, subscription=None, owes=end, max_read_position="13:-1")
     waiting = ("billing", "search")
     assert first.participants == (
-        TransactionParticipant(topic=_PLACED, subscription=None, owes=end, position="5:1", waiting=waiting),
-        TransactionParticipant(topic=_RAW, subscription="importer", owes=end),
+        placed(position="5:1", waiting=waiting),
+        TransactionParticipant(topic=_RAW, subscription="importer", owes=end, pending_transactions=1),
     )
     assert second.participants == (
-        TransactionParticipant(topic=_PLACED, subscription=None, owes=end, position="5:4", waiting=waiting),
+        placed(position="5:4", waiting=waiting),
         TransactionParticipant(topic=_RAW, subscription="audit", owes=end, position="10:1"),
-        TransactionParticipant(topic="persistent://acme/orders/shipped", subscription=None, owes=end, position="13:0"),
+        shipped(position="13:0"),
     )
     assert third.participants == (
         TransactionParticipant(topic=_PLACED, subscription="billing", owes=end, position="5:0"),
@@ -86,7 +86,7 @@ def test_a_topic_that_is_not_loaded_hides_no_transaction(
     *others, shipped = second.participants
     assert tuple(others) == expected[1].participants[:2]
     assert (shipped.topic, shipped.loaded, shipped.owes) == (
-        "persistent://acme/orders/shipped",
+        _SHIPPED,
         False,
         "commit or abort",
     )

@@ -29,6 +29,7 @@ _VALID: Final = {
     "BUNDLE": "0",
     "RUN_ID": "plan-1",
     "TC:SEQ": "3:17",
+    "TXN...": "3:17",
     "--participant": "7",
     "--file": __file__,
     "--subscription": "billing",
