@@ -48,6 +48,7 @@ def test_transactions_are_listed_with_age_participants_and_who_waits(run: Run, s
         "state": "OPEN",
         "opened": "2026-11-27T12:01:16Z",
         "timeout_s": 36_000,
+        "coordinator_loaded": True,
         "participants": [
             {
                 "topic": "persistent://acme/orders/placed",
@@ -56,6 +57,7 @@ def test_transactions_are_listed_with_age_participants_and_who_waits(run: Run, s
                 "owes": "commit or abort",
                 "position": "5:1",
                 "waiting": ["billing", "search"],
+                "max_read_position": "5:0",
             },
             {
                 "topic": "persistent://acme/orders/raw",
@@ -64,6 +66,7 @@ def test_transactions_are_listed_with_age_participants_and_who_waits(run: Run, s
                 "owes": "commit or abort",
                 "position": None,
                 "waiting": [],
+                "max_read_position": None,
             },
         ],
     }
