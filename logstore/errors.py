@@ -193,7 +193,11 @@ class AcknowledgementStale(PreconditionFailed):
 
 
 class UnexpectedClusterState(PreconditionFailed):
-    """A Pulsar cluster is not as a plan saw it, or cannot be read. Nothing more may be deleted by this plan."""
+    """A Pulsar cluster is not as a plan saw it. Nothing more may be deleted by this plan."""
+
+
+class UnreadableClusterState(UnexpectedClusterState):
+    """Something in a Pulsar cluster cannot be read. The plan may go on when it can."""
 
 
 class CatalogVersionMismatch(PreconditionFailed):

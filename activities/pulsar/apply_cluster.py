@@ -16,8 +16,8 @@ from activities.bulk_jobs import RUN_CLAIM_S
 from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.pulsar.apply_certificates import CERTIFICATE, LEDGERS_ROOT, ApplyCertificates
+from activities.pulsar.apply_guards import require_apply_allowed
 from activities.pulsar.inputs_and_results import (
-    AgeAndNumber,
     AppliedClusterPage,
     ApplyClusterPageInput,
     BeginClusterApplyInput,
@@ -28,13 +28,19 @@ from activities.pulsar.inputs_and_results import (
 from activities.pulsar.journal_copies import JournalCopies
 from activities.pulsar.leased_clusters import name_apply, open_planned_cluster
 from activities.pulsar.orphan_selection import (
-    get_age_and_number,
+    get_position,
     iterate_orphans_to_delete,
     select_oldest,
     select_orphans,
 )
 from activities.reconciliation import finding_fates
-from logstore.errors import PreconditionFailed, UnexpectedClusterState, UnknownObject
+from logstore.errors import (
+    PreconditionFailed,
+    StoreUnavailable,
+    UnexpectedClusterState,
+    UnknownObject,
+    UnreadableClusterState,
+)
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog import (
@@ -47,10 +53,9 @@ from logstore.ports.catalog import (
 )
 from logstore.ports.object_storage import OwnedStore
 from logstore.ports.pulsar_cluster import ClusterChanges, PulsarClusterAccess
-from logstore.pulsar.cluster_findings import MAX_NAMES, NAME_SEPARATOR, NAMES, Hazard, require_ledger_id
+from logstore.pulsar.cluster_findings import require_ledger_id
 from logstore.pulsar.plan_jobs import IDENTITY, VerifyClusterJob
 from logstore.rate_limiter import RateLimiter
-from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles
 from logstore.reconciliation.findings import (
     CLUSTER_KINDS,
@@ -60,6 +65,7 @@ from logstore.reconciliation.findings import (
     Finding,
     FindingFate,
     FindingKind,
+    FindingPosition,
     PlanOrScrubResult,
     add_apply_counts,
     apply_counts,
@@ -106,18 +112,13 @@ class ApplyClusterActivities:
         earlier = find_apply(self._runs, request.run_id)
         if earlier is not None and earlier.finished_us is not None:
             return _make_ended_scope(earlier)
-        if not self._cluster.is_bookkeeper_exclusive():
-            raise PreconditionFailed(
-                "pulsar_bookkeeper_exclusive: expected true, found false. Set it if no other cluster and no other"
-                " application has ledgers in this BookKeeper"
-            )
-        plausibility_guards.check_orphan_share(
-            {FindingKind.ORPHAN_LEDGER.value: plan.findings[FindingKind.ORPHAN_LEDGER.value]},
-            plan.ledgers - plan.findings[FindingKind.ORPHAN_LEDGER.value],
-            request.max_orphan_share,
-        )
         files = self._open_all_findings(request.run_id, plan)
-        shadow_topics = _find_shadow_topics(files)
+        shadow_topics = require_apply_allowed(
+            plan,
+            files,
+            max_orphan_share=request.max_orphan_share,
+            is_bookkeeper_exclusive=self._cluster.is_bookkeeper_exclusive(),
+        )
         with self._open_changes(request.run_id, plan_run, shadow_topics) as changes:
             ledgers_root = changes.ledgers_root
         summary = {
@@ -134,11 +135,12 @@ class ApplyClusterActivities:
         self._copies.remove_old(
             older_than_us=self._store_now_us() - round(self._retention_s * 1_000_000), is_run_known=self._is_run_known
         )
+        last = request.last or (self._find_last_ledger(files, plan, request) if request.limit else None)
         return ClusterApplyScope(
-            pages=files.pages,
+            pages=0 if request.limit and last is None else files.pages,
             findings=plan.findings[FindingKind.ORPHAN_LEDGER.value],
             shadow_topics=shadow_topics,
-            last=self._find_last_ledger(files, plan, request) if request.limit else None,
+            last=last,
         )
 
     @define_activity(name="pulsar.apply_page")
@@ -156,22 +158,23 @@ class ApplyClusterActivities:
         orphans, unconfirmed = select_orphans(
             findings, fates, plan, last=request.last, include_unconfirmed=request.include_unconfirmed
         )
-        stopped = ""
+        surprise = None
         if orphans:
             with self._open_changes(request.run_id, plan_run, request.shadow_topics) as changes:
-                new_fates, stopped = self._delete_orphans(request, changes, orphans)
+                new_fates, surprise = self._delete_orphans(request, changes, orphans)
             fates |= new_fates
         with effect("pulsar.put_fates"):
             fate_files.write_page(request.page, list(fates.values()))
         counts = finding_fates.count_fates(findings, fates | unconfirmed)
-        return AppliedClusterPage(counts=counts, stopped=stopped)
+        can_go_on = isinstance(surprise, UnreadableClusterState)
+        return AppliedClusterPage(counts=counts, stopped=str(surprise or ""), can_go_on=can_go_on)
 
     @define_activity(name="pulsar.conclude_apply")
     @send_heartbeats()
     def conclude_cluster_apply(self, request: ConcludeClusterApplyInput) -> ConcludedClusterApply:
         """Sum up the fates, store a certificate, and free the lease.
 
-        End the run if nothing is left to do, or if the apply was stopped.
+        End the run if nothing is left to do, or if the apply was stopped and can never go on.
 
         Idempotency: the result of an ended run stays. Counts come from files, and the certificate from the journal.
         Raises: PreconditionFailed (terminal); ServiceFailed, StoreUnavailable, CatalogBusy (retry).
@@ -182,7 +185,7 @@ class ApplyClusterActivities:
             total, left = self._sum_fates(plan, request)
             outcome = {RESULT: asdict(total), STOPPED: request.stopped, "left": left}
             certificate = self._issue_certificate(plan_run, run, request, outcome)
-            if not left or request.stopped:
+            if not left or (request.stopped and not request.can_go_on):
                 self._runs.close_run(run.run_id, {**run.summary, **outcome, CERTIFICATE: certificate})
         else:
             total, certificate = apply_counts(run.summary), run.summary.get(CERTIFICATE, "")
@@ -237,16 +240,19 @@ class ApplyClusterActivities:
 
     def _delete_orphans(
         self, request: ApplyClusterPageInput, changes: ClusterChanges, orphans: Mapping[int, Finding]
-    ) -> tuple[dict[int, FateOfFinding], str]:
-        """Return the fates of `orphans`, and why the deletion was stopped. Then some ledgers have no fate."""
-        run_id, stopped = apply_run_id(request.run_id), ""
+    ) -> tuple[dict[int, FateOfFinding], UnexpectedClusterState | None]:
+        """Return the fates of `orphans`, and what stopped the deletion. Then some ledgers have no fate."""
+        run_id, surprise = apply_run_id(request.run_id), None
         try:
             self._delete_and_pace(request, changes, list(orphans.values()))
         except UnexpectedClusterState as error:
-            stopped = str(error)
+            surprise = error
         journaled_ids = self._journal.find_ledger_ids(run_id, list(map(require_ledger_id, orphans.values())))
-        deleted_ids = journaled_ids - changes.find_existing(journaled_ids)
-        self._journal.mark_deleted(run_id, deleted_ids)
+        existing_ids = changes.find_existing(journaled_ids)
+        if existing_ids and surprise is None:
+            raise StoreUnavailable(f"ledger {min(existing_ids)}: expected to be deleted, found it; looking again")
+        deleted_ids = journaled_ids - existing_ids
+        self._journal.settle(run_id, deleted_ids=deleted_ids, existing_ids=existing_ids)
         fates = {
             number: FateOfFinding(
                 number=number, fate=FindingFate.DELETED, objects=finding.objects, size_bytes=finding.size_bytes
@@ -254,9 +260,9 @@ class ApplyClusterActivities:
             for number, finding in orphans.items()
             if finding.ledger_id in deleted_ids
         }
-        if not stopped:
+        if surprise is None:
             fates |= {number: finding_fates.kept_fate(number, _GONE) for number in orphans.keys() - fates.keys()}
-        return fates, stopped
+        return fates, surprise
 
     def _delete_and_pace(
         self, request: ApplyClusterPageInput, changes: ClusterChanges, findings: Sequence[Finding]
@@ -285,12 +291,12 @@ class ApplyClusterActivities:
 
     def _find_last_ledger(
         self, files: FindingFiles, plan: PlanOrScrubResult, request: BeginClusterApplyInput
-    ) -> AgeAndNumber | None:
+    ) -> FindingPosition | None:
         orphans = iterate_orphans_to_delete(
             files, self._open_fates(request.run_id), plan, include_unconfirmed=request.include_unconfirmed
         )
         oldest = select_oldest(orphans, request.limit)
-        return get_age_and_number(*oldest[-1]) if oldest else None
+        return get_position(*oldest[-1]) if oldest else None
 
     def _sum_fates(self, plan: PlanOrScrubResult, request: ConcludeClusterApplyInput) -> tuple[ApplyCounts, int]:
         """Return the counts of all pages, and the number of orphan ledgers that a later apply may delete."""
@@ -316,19 +322,3 @@ def _make_ended_scope(run: ReconciliationRun) -> ClusterApplyScope:
         stopped=run.summary.get(STOPPED, _ONLY_THE_JOURNAL),
         certificate=run.summary.get(CERTIFICATE, ""),
     )
-
-
-def _find_shadow_topics(files: FindingFiles) -> list[str]:
-    """Return the managed ledgers that list ledgers of other topics.
-
-    Raises:
-        PreconditionFailed: The cluster has more of them than a plan names.
-    """
-    for _, finding in files.iterate_findings(FindingKind.HAZARD):
-        if finding.key == Hazard.SHADOW_TOPICS.value:
-            if finding.objects > MAX_NAMES:
-                expected = f"expected at most {MAX_NAMES:,} shadow topics, each of which is read before a deletion"
-                advice = "delete shadow topics that nobody needs, and plan again"
-                raise PreconditionFailed(f"cluster: {expected}, found {finding.objects:,}; {advice}")
-            return finding.statement[NAMES].split(NAME_SEPARATOR)
-    return []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from logstore.pulsar.cluster_transactions import TransactionAbort
 from logstore.pulsar.plan_jobs import MIN_BETWEEN_SCANS_S
-from logstore.reconciliation.findings import ApplyCounts, PlanOrScrubResult
+from logstore.reconciliation.findings import ApplyCounts, FindingPosition, PlanOrScrubResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +34,7 @@ class BeginClusterApplyInput:
     max_orphan_share: float = 0.05  # allowed share of orphans among all ledgers, 0 to 1
     limit: int = 0  # delete only so many of the oldest ledgers that are left; 0: all
     include_unconfirmed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class AgeAndNumber:
-    """Position of a finding in the order of age, oldest first."""
-
-    newest_us: int
-    number: int  # of the finding
+    last: FindingPosition | None = None  # youngest ledger to delete, if an earlier run of the workflow has chosen it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +42,7 @@ class ClusterApplyScope:
     pages: int
     findings: int  # of kinds that an apply removes
     shadow_topics: list[str] = field(default_factory=list)  # managed ledgers that list ledgers of other topics
-    last: AgeAndNumber | None = None  # youngest ledger to delete, if there is a limit
+    last: FindingPosition | None = None  # youngest ledger to delete, if there is a limit
     done: ApplyCounts | None = None  # if the apply has ended, or was stopped
     stopped: str = ""  # why it was stopped; a sentence
     certificate: str = ""  # its key, if the apply has ended
@@ -60,7 +53,7 @@ class ApplyClusterPageInput:
     run_id: str  # of the plan
     page: int
     shadow_topics: list[str] = field(default_factory=list)
-    last: AgeAndNumber | None = None
+    last: FindingPosition | None = None
     include_unconfirmed: bool = False
     ledgers_per_s: float = 0.0  # 0: unlimited
 
@@ -68,7 +61,8 @@ class ApplyClusterPageInput:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedClusterPage:
     counts: ApplyCounts  # of all findings of the page, also of those that an earlier apply has removed
-    stopped: str = ""  # what the plan did not expect; nothing more may be deleted
+    stopped: str = ""  # why nothing more may be deleted; a sentence
+    can_go_on: bool = False  # whether a later apply of the plan may go on, although this one was stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +72,7 @@ class ConcludeClusterApplyInput:
     reason: str = ""
     include_unconfirmed: bool = False
     stopped: str = ""
+    can_go_on: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,10 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from activities.pulsar.inputs_and_results import AgeAndNumber
 from activities.reconciliation import finding_fates
 from logstore.pulsar.cluster_findings import is_confirmed
 from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles
-from logstore.reconciliation.findings import Finding, FindingKind, PlanOrScrubResult
+from logstore.reconciliation.findings import Finding, FindingKind, FindingPosition, PlanOrScrubResult
 from logstore.stop_checks import raise_if_stopped
 
 _UNCONFIRMED: Final = "only a broker could rule a reference out"
@@ -20,7 +19,7 @@ def select_orphans(
     plan: PlanOrScrubResult,
     *,
     include_unconfirmed: bool,
-    last: AgeAndNumber | None = None,
+    last: FindingPosition | None = None,
 ) -> tuple[dict[int, Finding], dict[int, FateOfFinding]]:
     """Return the orphan ledgers to delete, and the fates of those that are not confirmed, if they are not included.
 
@@ -34,7 +33,7 @@ def select_orphans(
             continue
         if not include_unconfirmed and not is_confirmed(finding, plan):
             unconfirmed[number] = finding_fates.kept_fate(number, _UNCONFIRMED)
-        elif last is None or get_age_and_number(number, finding) <= last:
+        elif last is None or get_position(number, finding) <= last:
             orphans[number] = finding
     return orphans, unconfirmed
 
@@ -52,8 +51,8 @@ def iterate_orphans_to_delete(
 
 def select_oldest(orphans: Iterable[tuple[int, Finding]], limit: int) -> list[tuple[int, Finding]]:
     """Return the `limit` oldest ledgers, oldest first. Memory holds only these."""
-    return heapq.nsmallest(limit, orphans, key=lambda orphan: get_age_and_number(*orphan))
+    return heapq.nsmallest(limit, orphans, key=lambda orphan: get_position(*orphan))
 
 
-def get_age_and_number(number: int, finding: Finding) -> AgeAndNumber:
-    return AgeAndNumber(newest_us=finding.newest_us or 0, number=number)
+def get_position(number: int, finding: Finding) -> FindingPosition:
+    return FindingPosition(newest_us=finding.newest_us or 0, number=number)

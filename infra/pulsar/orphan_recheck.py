@@ -14,7 +14,7 @@ from infra.pulsar.owner_lookup import OwnerDirectory
 from infra.pulsar.reference_scan import scan_schemas, scan_topics
 from infra.pulsar.scan_facts import ScannedReference, ScanProblem
 from infra.pulsar.znode_reads import Znode, ZnodeReader
-from logstore.errors import CorruptData, UnexpectedClusterState
+from logstore.errors import CorruptData, UnexpectedClusterState, UnreadableClusterState
 from logstore.ports.catalog import JournaledLedger
 from logstore.pulsar.cluster_findings import COMPONENT, CZXID, OWNER, VERSION, require_ledger_id
 from logstore.pulsar.ledger_metadata import StatedOwner, find_stated_owner, parse_ledger_metadata
@@ -47,8 +47,8 @@ class OrphanRecheck:
         """Return those of the ledgers that exist.
 
         Raises:
-            UnexpectedClusterState: A ledger is not as the plan saw it, something refers to it, or something that may
-                refer to it cannot be read.
+            UnexpectedClusterState: A ledger is not as the plan saw it, or something refers to it.
+            UnreadableClusterState: Something that may refer to a ledger cannot be read.
         """
         ledgers = self._read_unchanged(findings)
         self.require_no_reference(ledgers)
@@ -65,7 +65,8 @@ class OrphanRecheck:
         """Return the owner of each ledger, in a version that does not refer to the ledger.
 
         Raises:
-            UnexpectedClusterState: Something refers to a ledger, or something that may refer to it cannot be read.
+            UnexpectedClusterState: Something refers to a ledger.
+            UnreadableClusterState: Something that may refer to a ledger cannot be read.
         """
         owner_by_ledger = {ledger.ledger_id: _parse_owner(ledger) for ledger in ledgers}
         # Versions are read before values: if an owner changes in between, a check of its version fails.
@@ -109,7 +110,7 @@ class OrphanRecheck:
         directory = BookieDirectory(self._reader, self._root)
         for fact in resolve_compaction_cursors(self._reader, directory, self._root, facts):
             if isinstance(fact, ScanProblem):
-                raise UnexpectedClusterState(
+                raise UnreadableClusterState(
                     f"/{fact.path}: it may refer to an orphan, and cannot be read. {fact.reason}"
                 )
             if isinstance(fact, ScannedReference) and fact.ledger_id in owner_by_ledger:

@@ -155,6 +155,14 @@ def _known_fields(kind: type[PlanOrScrubResult] | type[ApplyCounts], result: Map
     return {name: value for name, value in result.items() if name in names}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class FindingPosition:
+    """Position of a finding in the order of last changes, oldest first."""
+
+    newest_us: int
+    number: int  # of the finding
+
+
 def apply_run_id(run_id: str) -> str:
     """Return the id of the apply of plan `run_id`. A plan has at most one apply."""
     return f"apply-{run_id}"

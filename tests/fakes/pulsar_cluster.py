@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from logstore.errors import PreconditionFailed, StoreUnavailable, UnexpectedClusterState
+from logstore.errors import PreconditionFailed, StoreUnavailable, UnexpectedClusterState, UnreadableClusterState
 from logstore.failpoints import effect
 from logstore.ports.catalog import JournaledLedger
 from logstore.ports.pulsar_cluster import Restoration, StoredData
@@ -29,6 +29,7 @@ class FakePulsarCluster:
         self.ledgers: dict[int, bytes] = {}
         self.znode_states: dict[int, tuple[int, int]] = {}  # version and creation, if they are not the first ones
         self.referenced: set[int] = set()
+        self.unreadable_path = ""  # of a znode that may refer to any ledger
         self.lease = ("", 0)  # holder and version
         self.is_exclusive = True
         self.before_change: Callable[[], None] = lambda: None
@@ -167,6 +168,8 @@ class FakeClusterChanges:
             raise UnexpectedClusterState(f"ledger {ledger_id}: expected version and creation {expected}, found {found}")
 
     def _require_no_reference(self, ledgers: Sequence[JournaledLedger]) -> None:
+        if self._cluster.unreadable_path:
+            raise UnreadableClusterState(f"{self._cluster.unreadable_path}: it may refer to an orphan")
         if referenced := self._cluster.referenced.intersection(ledger.ledger_id for ledger in ledgers):
             raise UnexpectedClusterState(f"ledger {min(referenced)}: expected no reference, found one")
 

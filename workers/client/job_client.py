@@ -32,7 +32,7 @@ R = TypeVar("R")
 V = TypeVar("V")
 Handle = WorkflowHandle[Any, R]
 
-_FREE_FIELDS: Final = {"actor", "reason", "carried"}
+_FREE_FIELDS: Final = {"actor", "reason", "carried", "carried_last"}
 """Fields of a request that may differ from those of a run that it joins."""
 
 

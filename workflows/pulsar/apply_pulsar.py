@@ -9,7 +9,8 @@ good, terminate it. If you apply the same plan again, the new apply continues wh
 1. Begin: check that the plan is complete and of this catalog, that the cluster is the same one, and that no more
    ledgers than allowed would go. If a guard refuses, the apply completes with the refusal as its result.
 2. For each page, read the ledgers, their owners, and everything of the same topics that could refer to a ledger. Store
-   the journal, and delete. What the plan did not expect stops the apply for good. A pause or a new rate takes effect
+   the journal, and delete. What the plan did not expect stops the apply for good. What cannot be read, and another
+   job that has taken the lease, stop it, too, but a later apply of the plan goes on. A pause or a new rate takes effect
    before the next page.
 3. Conclude: store the sum of the results of all pages. Store a certificate in the records bucket, which lists each
    ledger that the applies of the plan have deleted, and free the lease.
@@ -39,6 +40,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows import activity_options, search_attributes
     from workflows.pulsar.job_definitions import ApplyPulsarInput, ApplyPulsarResult
     from workflows.reconciliation.apply_workflow import ApplyWorkflow
+    from workflows.reconciliation.progress_text import find_guard_refusal
 
 _PAGE_OPTIONS: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # 1,000 ledgers at 1/s
@@ -52,7 +54,7 @@ class ApplyPulsar(ApplyWorkflow):
     @workflow.init
     def __init__(self, request: ApplyPulsarInput) -> None:
         super().__init__(request.run_id, request.carried)
-        self._request = request
+        self._request, self._last, self._can_go_on = request, request.carried_last, False
 
     @workflow.run
     async def run(self, request: ApplyPulsarInput) -> ApplyPulsarResult:
@@ -60,7 +62,7 @@ class ApplyPulsar(ApplyWorkflow):
         begun = await self._begin_apply()
         if isinstance(begun, RequestRefusal):
             return ApplyPulsarResult(run_id=request.run_id, refused=await self._publish_refusal(begun))
-        self._stopped = begun.stopped
+        self._stopped, self._last = begun.stopped, begun.last
         concluded = (
             ConcludedClusterApply(counts=begun.done, certificate=begun.certificate)
             if begun.done
@@ -81,6 +83,7 @@ class ApplyPulsar(ApplyWorkflow):
             reason=request.reason,
             include_unconfirmed=request.include_unconfirmed,
             stopped=self._stopped,
+            can_go_on=self._can_go_on,
         )
         return await workflow.execute_activity_method(
             ApplyClusterActivities.conclude_cluster_apply, conclude, **_PAGE_OPTIONS
@@ -95,6 +98,7 @@ class ApplyPulsar(ApplyWorkflow):
             max_orphan_share=request.max_orphan_share,
             limit=request.limit,
             include_unconfirmed=request.include_unconfirmed,
+            last=request.carried_last,
         )
         try:
             return await workflow.execute_activity_method(
@@ -104,7 +108,7 @@ class ApplyPulsar(ApplyWorkflow):
             return self._get_refusal_or_raise(error)
 
     def _make_continued_input(self) -> ApplyPulsarInput:
-        return replace(self._request, carried=self._progress)
+        return replace(self._request, carried=self._progress, carried_last=self._last)
 
     async def _apply_page(self, begun: ClusterApplyScope, number: int) -> ApplyCounts:
         request = self._request
@@ -117,8 +121,15 @@ class ApplyPulsar(ApplyWorkflow):
             include_unconfirmed=request.include_unconfirmed,
             ledgers_per_s=float(self._progress.rate),
         )
-        applied: AppliedClusterPage = await workflow.execute_activity_method(
-            ApplyClusterActivities.apply_cluster_page, page, **_PAGE_OPTIONS
-        )
-        self._stopped = applied.stopped
+        try:
+            applied: AppliedClusterPage = await workflow.execute_activity_method(
+                ApplyClusterActivities.apply_cluster_page, page, **_PAGE_OPTIONS
+            )
+        except ActivityError as error:  # another cluster, or a lease that another job has taken
+            refusal = find_guard_refusal(error)
+            if refusal is None:
+                raise
+            self._stopped, self._can_go_on = refusal.message, True
+            return ApplyCounts()
+        self._stopped, self._can_go_on = applied.stopped, applied.can_go_on
         return applied.counts

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from logstore.deletion.intents import RequestRefusal
 from logstore.pulsar.cluster_transactions import TransactionAbort
 from logstore.pulsar.plan_jobs import MIN_BETWEEN_SCANS_S
-from logstore.reconciliation.findings import ApplyCounts, PlanOrScrubResult
+from logstore.reconciliation.findings import ApplyCounts, FindingPosition, PlanOrScrubResult
 from workflows.job_definition import JobDefinition
 from workflows.reconciliation.job_definitions import ApplyOrphansProgress
 
@@ -50,6 +50,7 @@ class ApplyPulsarInput:
     limit: int = 0  # delete only so many of the oldest ledgers that are left; 0: all
     include_unconfirmed: bool = False  # also delete ledgers of which only a broker could rule a reference out
     carried: ApplyOrphansProgress = field(default_factory=ApplyOrphansProgress)
+    carried_last: FindingPosition | None = None  # youngest ledger to delete, if there is a limit
 
     def details(self) -> str:
         return (

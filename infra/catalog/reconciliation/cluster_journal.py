@@ -34,11 +34,16 @@ class SqlClusterJournal(CatalogAdapter):
 
         return self._db.read(find)
 
-    @in_write_transaction("catalog.mark_ledgers_deleted")
-    def mark_deleted(self, connection: Connection, run_id: str, ledger_ids: Collection[int]) -> None:
-        is_one = is_one_of(connection, _Z.ledger_id, ledger_ids)
-        unmarked = update(t.deleted_znode).where(_Z.run_id == run_id, is_one, _Z.deleted_us.is_(None))
+    @in_write_transaction("catalog.settle_journal")
+    def settle(
+        self, connection: Connection, run_id: str, *, deleted_ids: Collection[int], existing_ids: Collection[int]
+    ) -> None:
+        is_deleted = is_one_of(connection, _Z.ledger_id, deleted_ids)
+        unmarked = update(t.deleted_znode).where(_Z.run_id == run_id, is_deleted, _Z.deleted_us.is_(None))
         connection.execute(unmarked.values(deleted_us=self._db.now_us(connection)))
+        if existing_ids:
+            exists = is_one_of(connection, _Z.ledger_id, existing_ids)
+            connection.execute(delete(t.deleted_znode).where(_Z.run_id == run_id, exists))
 
     @in_write_transaction("catalog.store_undo_results")
     def store_undo_results(self, connection: Connection, run_id: str, ledgers: Sequence[JournaledLedger]) -> None:

@@ -32,8 +32,8 @@ class ClusterJournal(Protocol):
     def find_ledger_ids(self, run_id: str, ledger_ids: Collection[int]) -> frozenset[int]:
         """Return those of the ids that are in the journal."""
 
-    def mark_deleted(self, run_id: str, ledger_ids: Collection[int]) -> None:
-        """Store the time of deletion. Idempotent: the first time stays."""
+    def settle(self, run_id: str, *, deleted_ids: Collection[int], existing_ids: Collection[int]) -> None:
+        """Store the time of deletion, and forget ledgers that were not deleted. Idempotent: the first time stays."""
 
     def store_undo_results(self, run_id: str, ledgers: Sequence[JournaledLedger]) -> None:
         """Store `restoration` and `stored_data` of ledgers of the journal. Idempotent."""

@@ -29,7 +29,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         catalog = opened.catalog
         catalog.reconciliation.open_run(_RUN_ID, RunKind.APPLY, claim=claim, summary={"ledgers_root": "bk/ledgers"})
         catalog.cluster_journal.add(_RUN_ID, [journaled(ledger_id) for ledger_id in (9, 8, 7)])
-        catalog.cluster_journal.mark_deleted(_RUN_ID, [7, 9])
+        catalog.cluster_journal.settle(_RUN_ID, deleted_ids=[7, 9], existing_ids=[])
         yield opened
 
 
@@ -94,7 +94,7 @@ def test_certificate_is_written_once(moment: str, world: World, records: FakeObj
 
 def test_newest_certificate_lists_the_most_ledgers(world: World, records: FakeObjectStore) -> None:
     first = issue(world)
-    world.catalog.cluster_journal.mark_deleted(_RUN_ID, [8])
+    world.catalog.cluster_journal.settle(_RUN_ID, deleted_ids=[8], existing_ids=[])
     second = issue(world, reason="the rest")
     certificates = ApplyCertificates(records)
     records.put_if_absent(f"{CERTIFICATE_PREFIX}{_RUN_ID}/z.txt", b"", metadata={})
@@ -124,7 +124,7 @@ def test_changed_certificate_is_noticed(
 def test_long_certificate_is_read_and_written_in_parts(world: World, records: FakeObjectStore) -> None:
     journal = world.catalog.cluster_journal
     journal.add(_RUN_ID, [journaled(ledger_id) for ledger_id in range(100, 2_600)])
-    journal.mark_deleted(_RUN_ID, list(range(100, 2_600)))
+    journal.settle(_RUN_ID, deleted_ids=range(100, 2_600), existing_ids=[])
     records.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.BEFORE, times=99))
     certificate = issue(world)
     assert certificate

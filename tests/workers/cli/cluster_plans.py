@@ -12,7 +12,7 @@ from activities.reconciliation.finding_fates import page_fate_files
 from logstore.ports.catalog import Claim, RunKind
 from logstore.pulsar.plan_jobs import NO_OFFLOAD_BUCKET
 from logstore.reconciliation.finding_files import FateOfFinding, FindingFiles, findings_to_table
-from logstore.reconciliation.findings import CLUSTER_KINDS, Finding, PlanOrScrubResult, apply_run_id
+from logstore.reconciliation.findings import CLUSTER_KINDS, STOPPED, Finding, PlanOrScrubResult, apply_run_id
 from tests.fakes.reconciliation_runs import FakeReconciliationRuns
 from tests.workers.cli.fakes import FakeJobHandle
 from workflows.pulsar.job_definitions import PlanPulsarResult
@@ -26,7 +26,7 @@ SCANNED_US = 1_763_800_000_000_000
 class PlannedCluster:
     """Catalog with a finished plan of a cluster. `started` has the arguments of each plan that was started."""
 
-    def __init__(self, folder: Path, findings: Sequence[Finding]) -> None:
+    def __init__(self, folder: Path, findings: Sequence[Finding], *, ledgers: int = 18) -> None:
         self.started: list[dict[str, Any]] = []
         self._folder, output = folder / RUN_ID, folder / RUN_ID / "output"
         output.mkdir(parents=True)
@@ -35,7 +35,7 @@ class PlannedCluster:
         self.result = PlanOrScrubResult(
             findings={kind.value: rows for kind, (rows, _) in totals.items()},
             size_bytes={kind.value: size for kind, (_, size) in totals.items()},
-            ledgers=18,
+            ledgers=ledgers,
             references=11,
             young=2,
             before_us=SCANNED_US,
@@ -61,6 +61,9 @@ class PlannedCluster:
         summary = {"folder": str(self._folder), "actor": "ann", "reason": "", "identity": "5f0a/1/2"}
         self._open_run(apply_run_id(RUN_ID), RunKind.APPLY, summary)
         page_fate_files(self._folder).write_page(0, fates)
+
+    def end_apply(self, *, stopped: str) -> None:
+        self.catalog.reconciliation.close_run(apply_run_id(RUN_ID), {"folder": str(self._folder), STOPPED: stopped})
 
     async def plan_pulsar(self, **asked: Any) -> Any:
         self.started.append(asked)

@@ -75,8 +75,9 @@ def changing(services: FakeCommandServices) -> ChangingClient:
 @pytest.fixture
 def planned(services: FakeCommandServices, tmp_path: Path) -> PlannedCluster:
     findings = [_changed_at(7, 30), _changed_at(8, 10), _changed_at(9, 20), _changed_at(10, 5, confirmed=False)]
-    planned = PlannedCluster(tmp_path, findings)
+    planned = PlannedCluster(tmp_path, findings, ledgers=100)
     planned.catalog.cluster_journal = Journal()
+    services.environ |= {"SEXTON_PULSAR_ZOOKEEPER": "127.0.0.1:1", "SEXTON_PULSAR_BOOKKEEPER_EXCLUSIVE": "true"}
     services.log.catalog = planned.catalog
     return planned
 
@@ -161,6 +162,32 @@ def test_stopped_apply_says_why_and_exits_with_refused(
 ) -> None:
     changing.stopped = "/ledgers/00/0000/L0008: expected version 0, found version 1"
     assert document(run("orphans", "apply", RUN_ID, "--json"), 3)["stopped"] == changing.stopped
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        (("--max-orphan-share", "0.01"), "orphan share: expected at most 0.01 of all ledgers, found 0.04: 4 of 100"),
+        ((), "pulsar_bookkeeper_exclusive: expected true, found false."),
+    ],
+)
+def test_dry_run_says_that_an_apply_would_be_refused(
+    options: tuple[str, ...], refusal: str, run: Run, planned: PlannedCluster, services: FakeCommandServices
+) -> None:
+    services.environ["SEXTON_PULSAR_BOOKKEEPER_EXCLUSIVE"] = "true" if options else "false"
+    arguments = ("orphans", "apply", RUN_ID, "--dry-run", *options)
+    answer = document(run(*arguments, "--json"), 3)
+    assert answer["error"]["message"].startswith(refusal)
+    assert len(answer["paths"]) == 3
+    assert "it would be refused" in run(*arguments).stderr
+
+
+def test_dry_run_after_the_end_of_the_apply_lists_nothing(run: Run, planned: PlannedCluster) -> None:
+    planned.store_apply([])
+    planned.end_apply(stopped="ledger 8: expected no reference, found one")
+    told = run("orphans", "apply", RUN_ID, "--dry-run", "--json")
+    assert document(told)["paths"] == []
+    assert "was stopped: ledger 8: expected no reference" in told.stderr
 
 
 @pytest.mark.parametrize("option", [(), ("--dry-run",)])

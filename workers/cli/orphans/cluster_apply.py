@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from logstore.errors import InvalidInput, UnknownObject
+from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
 from logstore.ports.pulsar_cluster import StoredData
 from logstore.pulsar.znode_names import MAX_LEDGER_ID
-from logstore.reconciliation.findings import FindingKind
+from logstore.reconciliation.findings import STOPPED, FindingKind
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.exit_codes import ExitCode
 from workers.cli.job_commands import CommandLineJob, JobOrAnswer, job_command, sort_counts
-from workers.cli.orphans.plan_runs import RunId, answer_started_plan, orphans
+from workers.cli.orphans.plan_runs import RunId, answer_started_plan, mark_as_refused, orphans
 from workers.cli.shared_options import Reason
 from workers.human_readable_values import format_time_to_second
 
@@ -58,9 +58,15 @@ def apply_cluster_plan(
 
 
 def preview_cluster_apply(
-    context: CommandContext, run: "ReconciliationRun", *, limit: int, include_unconfirmed: bool
+    context: CommandContext,
+    run: "ReconciliationRun",
+    *,
+    max_orphan_share: float,
+    limit: int,
+    include_unconfirmed: bool,
 ) -> Answer:
     """Answer with the exact paths that an apply would delete, oldest first. The cluster is not asked."""
+    from activities.pulsar.apply_guards import require_apply_allowed  # noqa: PLC0415 - start-up time
     from activities.pulsar.orphan_selection import iterate_orphans_to_delete, select_oldest  # noqa: PLC0415
     from activities.reconciliation.finding_fates import page_fate_files  # noqa: PLC0415 - start-up time
     from logstore.reconciliation.services import run_checks  # noqa: PLC0415
@@ -70,7 +76,10 @@ def preview_cluster_apply(
     apply_run = run_checks.find_apply(runs, run.run_id)
     fate_files = page_fate_files(Path(apply_run.summary["folder"])) if apply_run else None
     files = run_checks.open_finding_files(plan, run.run_id)
-    left = list(iterate_orphans_to_delete(files, fate_files, plan, include_unconfirmed=include_unconfirmed))
+    has_ended = apply_run is not None and apply_run.finished_us is not None
+    left: list[tuple[int, Finding]] = []
+    if not has_ended:
+        left += iterate_orphans_to_delete(files, fate_files, plan, include_unconfirmed=include_unconfirmed)
     chosen = select_oldest(left, limit or len(left))
     rows = [_make_path_row(finding) for _, finding in chosen]
     sizes = sum(finding.size_bytes for _, finding in chosen)
@@ -85,7 +94,18 @@ def preview_cluster_apply(
     }
     table = Answer(document=rows, title="would be deleted", columns_below=("owner",), empty="nothing")
     display = {"plan": run.run_id, "ledgers": len(rows), "bytes": sizes, "left for later": len(left) - len(rows)}
-    return Answer(document=document, display=display, sections=[table])
+    answer = Answer(document=document, display=display, sections=[table])
+    if apply_run and has_ended:
+        stopped = apply_run.summary.get(STOPPED)
+        reason = f"was stopped: {stopped}" if stopped else "has ended"
+        print_note(f"the apply of this plan {reason}; nothing more would go: sexton orphans report {run.run_id}")
+        return answer
+    is_exclusive = context.settings.pulsar_bookkeeper_exclusive
+    try:
+        require_apply_allowed(plan, files, max_orphan_share=max_orphan_share, is_bookkeeper_exclusive=is_exclusive)
+    except PreconditionFailed as refusal:
+        return mark_as_refused(answer, document, refusal)
+    return answer
 
 
 def _make_path_row(finding: "Finding") -> dict[str, Any]:

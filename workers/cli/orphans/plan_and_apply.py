@@ -13,9 +13,8 @@ from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.findings import STORE_KINDS, FindingKind
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
-from workers.cli.exit_codes import ExitCode
 from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_partial_failure, job_command, sort_counts
-from workers.cli.orphans.plan_runs import RunId, answer_started_plan, orphans
+from workers.cli.orphans.plan_runs import RunId, answer_started_plan, mark_as_refused, orphans
 from workers.cli.progress_bar import show_progress_bar
 from workers.cli.shared_options import MAX_RATE, DryRun, Master, Reason, make_fraction_parser
 from workers.human_readable_values import format_time_to_second
@@ -216,7 +215,11 @@ def apply_orphans(
 
         if dry_run:
             return cluster_apply.preview_cluster_apply(
-                context, plan_run, limit=limit, include_unconfirmed=include_unconfirmed
+                context,
+                plan_run,
+                max_orphan_share=max_orphan_share,
+                limit=limit,
+                include_unconfirmed=include_unconfirmed,
             )
         require_appliable_cluster_plan(context.catalog.reconciliation, context.catalog.identities, run_id)
         return cluster_apply.apply_cluster_plan(
@@ -283,9 +286,7 @@ def _preview_apply(context: CommandContext, run: "ReconciliationRun", max_orphan
         if not applied_at:
             plausibility_guards.check_orphan_share(plan.findings, plan.ledgers, max_orphan_share)
     except PreconditionFailed as refused:
-        print_note(f"it would be refused: {refused}")
-        error = {"type": type(refused).__name__, "message": str(refused)}
-        return replace(answer, document={**document, "error": error}, code=ExitCode.REFUSED)
+        return mark_as_refused(answer, document, refused)
     return answer
 
 

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from logstore.errors import InvalidInput
+from logstore.errors import InvalidInput, PreconditionFailed
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_registration import create_command_group
+from workers.cli.exit_codes import ExitCode
 
 orphans = create_command_group("orphans", "What storage holds and nothing refers to: find it, look at it, remove it.")
 
@@ -24,6 +26,13 @@ def check_run_id(run_id: str) -> str:
 RunId = Annotated[
     str, typer.Argument(metavar="RUN_ID", callback=check_run_id, help="Of a plan, as `orphans list` shows it.")
 ]
+
+
+def mark_as_refused(answer: Answer, document: Mapping[str, object], refusal: PreconditionFailed) -> Answer:
+    """Return the answer of a dry run, with its document, as that of an apply that would be refused."""
+    print_note(f"it would be refused: {refusal}")
+    error = {"type": type(refusal).__name__, "message": str(refusal)}
+    return replace(answer, document={**document, "error": error}, code=ExitCode.REFUSED)
 
 
 def answer_started_plan(run: Mapping[str, object]) -> Answer:

@@ -50,13 +50,24 @@ def test_the_first_time_of_deletion_stays(world: World) -> None:
     open_apply(world)
     port = world.catalog.cluster_journal
     port.add(_RUN, [journaled(1), journaled(2)])
-    port.mark_deleted(_RUN, [1])
+    port.settle(_RUN, deleted_ids=[1], existing_ids=[])
     first = list_all(world)
     assert [each.deleted_us is None for each in first] == [False, True]
-    port.mark_deleted(_RUN, [1, 2])
+    port.settle(_RUN, deleted_ids=[1, 2], existing_ids=[])
     second = list_all(world)
     assert second[0] == first[0]
     assert second[1].deleted_us is not None
+
+
+def test_ledgers_that_were_not_deleted_leave_the_journal(world: World) -> None:
+    open_apply(world)
+    open_apply(world, "another")
+    port = world.catalog.cluster_journal
+    for run_id in (_RUN, "another"):
+        port.add(run_id, [journaled(1), journaled(2), journaled(3)])
+    port.settle(_RUN, deleted_ids=[1], existing_ids=[2, 3])
+    assert [each.ledger_id for each in list_all(world)] == [1]
+    assert [each.ledger_id for each in list_all(world, "another")] == [1, 2, 3]
 
 
 def test_the_result_of_the_last_undo_is_stored(world: World) -> None:

@@ -1,0 +1,108 @@
+"""`apply-pulsar`: a limit that holds, surprises that end a plan, and problems after which a later apply goes on."""
+
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus
+
+from logstore.reconciliation.findings import apply_run_id
+from tests.workflows.pulsar.cluster_plans import apply, planned, run_id, undo
+from tests.workflows.workflow_harness import WorkflowHarness
+from workflows.pulsar.job_definitions import ApplyPulsarResult
+
+pytestmark = pytest.mark.external_service
+
+_LEDGERS = range(101, 131)
+
+
+async def apply_to_its_end(house: WorkflowHarness, **more: Any) -> ApplyPulsarResult:
+    async with house.worker():
+        result: ApplyPulsarResult = await (await apply(house, **more)).result()
+    return result
+
+
+def is_finished(house: WorkflowHarness) -> bool:
+    run = house.world.catalog.reconciliation.get_run(apply_run_id(run_id(house)))
+    return run.finished_us is not None
+
+
+async def test_limit_holds_when_the_workflow_continues_as_new(house: WorkflowHarness) -> None:
+    house.world.bulk.page = 1
+    house.world.bulk.scanned["ledgers"] = len(_LEDGERS)
+    await planned(house, *_LEDGERS)
+    async with house.worker():
+        handle = await apply(house, limit=29)
+        result = await handle.result()
+    first = house.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+    assert (await first.describe()).status is WorkflowExecutionStatus.CONTINUED_AS_NEW
+    assert len(house.world.cluster.ledgers) == 1
+    assert result.done.applied == {"orphan_ledger": 29}
+    assert not is_finished(house)
+
+
+async def test_repeated_limits_delete_all_and_then_nothing(house: WorkflowHarness) -> None:
+    await planned(house, 101, 102, 103)
+    left = []
+    for _ in range(3):
+        await apply_to_its_end(house, limit=2)
+        left.append(len(house.world.cluster.ledgers))
+    assert left == [1, 0, 0]
+    assert is_finished(house)
+
+
+async def test_surprise_ends_the_plan_for_good(house: WorkflowHarness) -> None:
+    await planned(house, 101, 102)
+    house.world.cluster.referenced = {102}
+    result = await apply_to_its_end(house)
+    assert result.stopped == "ledger 102: expected no reference, found one"
+    assert is_finished(house)
+    house.world.cluster.referenced.clear()
+    assert (await apply_to_its_end(house)).stopped == result.stopped
+    assert set(house.world.cluster.ledgers) == {101, 102}
+
+
+async def test_ledgers_that_an_apply_did_not_delete_are_no_part_of_its_undo(house: WorkflowHarness) -> None:
+    """The second page is journaled, and then meets a surprise. A broker deletes its ledger later."""
+    house.world.bulk.page = 1
+    await planned(house, 101, 102)
+    cluster = house.world.cluster
+
+    def refer_to_second() -> None:
+        if 101 not in cluster.ledgers:
+            cluster.referenced.add(102)
+
+    cluster.before_change = refer_to_second
+    await apply_to_its_end(house)
+    assert set(cluster.ledgers) == {102}
+    del cluster.ledgers[102]
+    async with house.worker():
+        await (await undo(house)).result()
+    assert set(cluster.ledgers) == {101}
+
+
+async def test_what_cannot_be_read_now_stops_the_apply_and_a_later_one_goes_on(house: WorkflowHarness) -> None:
+    await planned(house, 101, 102)
+    house.world.cluster.unreadable_path = "/schemas/t/ns/a"
+    result = await apply_to_its_end(house)
+    assert result.stopped == "/schemas/t/ns/a: it may refer to an orphan"
+    assert (result.done.applied, is_finished(house)) == ({}, False)
+    house.world.cluster.unreadable_path = ""
+    result = await apply_to_its_end(house)
+    assert (result.stopped, result.done.applied) == ("", {"orphan_ledger": 2})
+
+
+async def test_lease_that_another_job_takes_in_mid_apply_stops_it(house: WorkflowHarness) -> None:
+    house.world.bulk.page = 1
+    await planned(house, 101, 102)
+    cluster = house.world.cluster
+
+    def lose_lease() -> None:
+        cluster.lease = ("another job", cluster.lease[1] + 1)
+
+    cluster.before_change = lose_lease
+    result = await apply_to_its_end(house)
+    assert result.stopped == "cluster: expected no other job that changes it, found another job"
+    assert set(cluster.ledgers) == {101, 102}
+    assert cluster.lease[0] == "another job"
+    cluster.before_change, cluster.lease = lambda: None, ("", cluster.lease[1] + 1)
+    assert (await apply_to_its_end(house)).done.applied == {"orphan_ledger": 2}
