@@ -117,6 +117,8 @@ def _format_setting_default(name: str, hint: Any) -> str:  # noqa: ANN401 - an a
         return "`.sexton`"
     if isinstance(default, SecretStr) or default == "":
         return "none"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
     return f"`{setting_types.format_duration(default) if _is_duration(hint) else default}`"
 
 
@@ -126,6 +128,8 @@ def _format_allowed_values(hint: Any) -> str:  # noqa: ANN401 - an annotation
         return ", ".join(f"`{choice}`" for choice in choices)
     kind = next((words for kind, words in _VALUES_BY_KIND if _narrows(hint, kind)), "")
     if not kind:
+        if hint is bool:
+            return "true or false"
         kind = "whole number" if get_args(hint)[:1] == (int,) else "text" if hint in {str, SecretStr} else "path"
     low, high = _find_bounds(hint)
     if low is None or kind == "port":

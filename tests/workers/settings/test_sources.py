@@ -186,7 +186,8 @@ def test_load_settings_every_setting_says_what_it_takes_in_words(tmp_path: Path,
         with pytest.raises(InvalidInput) as refused:
             _load(tmp_path, environ={f"SEXTON_{name.upper()}": text})
         _is_in_words(refused.value, name)
-    for value in _OF_TOML:
+    is_switch = Settings.model_fields[name].annotation is bool
+    for value in [value for value in _OF_TOML if not (is_switch and value == "true")]:
         (tmp_path / "sexton.toml").write_text(f"{name} = {value}\n")
         with pytest.raises(InvalidInput) as refused:
             _load(tmp_path)
