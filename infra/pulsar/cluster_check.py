@@ -87,11 +87,15 @@ def find_own_cluster_name(reader: ZnodeReader, brokers: Collection[RegisteredBro
 
 
 def read_cluster_identity(reader: ZnodeReader, ledgers_root: str) -> str:
-    """Return the id of the BookKeeper cluster, if it has one, and the transactions that created the two roots."""
+    """Return the id of the BookKeeper cluster, if it has one, and transaction and time of the creation of both roots.
+
+    The transactions alone are not enough: a standalone cluster has no id, and one that was wiped and made anew creates
+    the roots in the same transactions.
+    """
     paths = [f"{ledgers_root}/INSTANCEID", ledgers_root, MANAGED_LEDGERS]
     instance, ledgers, managed_ledgers = (znode for _, znode in reader.read(paths))
     instance_id = instance.data.decode(errors="replace") if instance else "no INSTANCEID"
-    roots = [f"{znode.czxid:x}" if znode else "absent" for znode in (ledgers, managed_ledgers)]
+    roots = [f"{znode.czxid:x}@{znode.created_ms}" if znode else "absent" for znode in (ledgers, managed_ledgers)]
     return "/".join([instance_id, *roots])
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from kazoo.client import KazooClient
@@ -11,7 +12,8 @@ from infra.coordination.zookeeper_session import EnsembleOptions
 from infra.objects.bucket_address import BucketAddress
 from infra.pulsar.broker_admin import BrokerAdminAddress
 from infra.pulsar.cluster_access import PulsarCluster
-from infra.pulsar.cluster_check import check_cluster
+from infra.pulsar.cluster_check import check_cluster, read_cluster_identity
+from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.pulsar.cluster_check import ClusterCheck
 from logstore.pulsar.znode_names import format_ledger_path
 from tests.infra.pulsar.fake_admin import FakeAdmin, Redirect, serve_admin
@@ -93,6 +95,21 @@ def test_a_cluster_is_named_and_found_fit(cluster: KazooClient, access: PulsarCl
         "shared_clusters": "none named: all ledgers of BookKeeper count as those of this cluster",
         "configuration_store": "the same as pulsar_zookeeper, 2 clusters, 1 tenant",
     }
+
+
+def test_a_cluster_that_is_made_anew_in_the_same_transactions_has_another_identity() -> None:
+    """A standalone cluster has no INSTANCEID, and always creates its roots in the same transactions."""
+
+    class Reader:
+        def __init__(self, created_ms: int) -> None:
+            self._created_ms = created_ms
+
+        def read(self, paths: list[str]) -> Iterator[tuple[str, Znode | None]]:
+            for path in paths:
+                yield path, None if path.endswith("INSTANCEID") else Znode(b"", 0, 4, self._created_ms, 0, 1)
+
+    identities = {read_cluster_identity(cast("ZnodeReader", Reader(created_ms)), "ledgers") for created_ms in (1, 2)}
+    assert len(identities) == 2
 
 
 def test_the_identity_is_that_of_one_cluster_created_once(cluster: KazooClient, access: PulsarCluster) -> None:
