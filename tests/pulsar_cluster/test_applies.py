@@ -61,6 +61,9 @@ class AppliedCluster:
         return planted
 
     def plan(self) -> str:
+        """Make a plan of what is a second older than the newest change, which is the clock of a plan."""
+        time.sleep(_MIN_AGE_S)
+        self.filler.write(_LIVE_TOPIC, 11)  # creates a ledger
         return plan(self.sexton)
 
     def apply(self, run_id: str, *options: str, code: int = 0) -> Any:
@@ -78,8 +81,7 @@ class AppliedCluster:
 
 
 def plan(sexton: Shell) -> str:
-    """Make a plan, and return its id. It leaves out what is younger than a second."""
-    time.sleep(_MIN_AGE_S)
+    """Make a plan, and return its id."""
     document = sexton.json("pulsar", "plan", "--older-than", "1s", "--between", "1s", "--unsafe-age")
     assert document["complete"], document["incomplete"]
     return str(document["run_id"])
