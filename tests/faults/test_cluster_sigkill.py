@@ -46,7 +46,7 @@ _EFFECTS_OF_APPLY = {
     "catalog.journal_ledgers": 2,
     "pulsar.put_journal": 2,
     "pulsar.delete_ledgers": 2,
-    "catalog.mark_ledgers_deleted": 2,
+    "catalog.settle_journal": 2,
     "pulsar.put_fates": 2,
     "pulsar.put_certificate": 1,
     "catalog.close_run": 1,
