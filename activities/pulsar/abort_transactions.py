@@ -40,6 +40,8 @@ from logstore.pulsar.cluster_transactions import (
     needs_other_transactions,
     transaction_from_document,
 )
+from logstore.pulsar.plan_jobs import IDENTITY
+from logstore.reconciliation.services.run_checks import find_run
 from logstore.stop_checks import raise_if_stopped
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 
@@ -79,7 +81,7 @@ class AbortTransactionsActivities:
         Raises: InvalidInput, UnknownObject, PreconditionFailed (terminal); ServiceFailed, StoreUnavailable, CatalogBusy
             (retry).
         """
-        run = self._find_run(request.run_id)
+        run = find_run(self._runs, request.run_id)
         if run is None:
             with self._cluster.open_transactions() as transactions:
                 identity = transactions.read_identity()
@@ -89,7 +91,7 @@ class AbortTransactionsActivities:
             summary = {
                 "actor": request.actor,
                 "reason": request.reason,
-                "identity": identity,
+                IDENTITY: identity,
                 BEFORE_ABORT: {transaction.id: asdict(transaction) for transaction in seen},
             }
             claim = own_workflow_claim(RUN_CLAIM_S)
@@ -157,12 +159,6 @@ class AbortTransactionsActivities:
             run.run_id, {**run.summary, AFTER_ABORT: after, _RESULTS: [asdict(result) for result in results]}
         )
         return results
-
-    def _find_run(self, run_id: str) -> ReconciliationRun | None:
-        try:
-            return self._runs.get_run(run_id)
-        except UnknownObject:
-            return None
 
     def _look_at_transactions(
         self, run: ReconciliationRun, attempts: Mapping[str, AbortAttempt]
@@ -238,7 +234,5 @@ def _results_of_run(run: ReconciliationRun) -> list[TransactionAbort]:
 
 
 def _require_cluster(run: ReconciliationRun, transactions: ClusterTransactions) -> None:
-    if (identity := transactions.read_identity()) != run.summary["identity"]:
-        raise PreconditionFailed(
-            f"abort {run.run_id}: expected the cluster {run.summary['identity']}, found {identity}"
-        )
+    if (identity := transactions.read_identity()) != run.summary[IDENTITY]:
+        raise PreconditionFailed(f"abort {run.run_id}: expected the cluster {run.summary[IDENTITY]}, found {identity}")

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Final
 from logstore.failpoints import effect
 from logstore.ports.catalog import ClusterJournal, JournaledLedger, ReconciliationRun, iterate_journal
 from logstore.ports.object_storage import OwnedStore
+from logstore.pulsar.plan_jobs import LEDGERS_ROOT
 from logstore.stop_checks import raise_if_stopped
 
 CERTIFICATE_PREFIX: Final = "cluster-certificates/"
@@ -23,12 +24,7 @@ CERTIFICATE_PREFIX: Final = "cluster-certificates/"
 CERTIFICATE: Final = "certificate"
 """Key in the summary of an ended apply: key of the certificate; "" if nothing was deleted."""
 
-LEDGERS_ROOT: Final = "ledgers_root"
-"""Key in the summary of an apply: path of the ledgers without slashes at its ends."""
-
 _FORMAT: Final = "sexton-cluster-certificate/1"
-
-
 _KEY: Final = re.compile(rf"{CERTIFICATE_PREFIX}[a-z0-9-]+/(?P<ledgers>\d{{10}})-(?P<sha256>[0-9a-f]{{64}})\.jsonl")
 _BYTES_PER_READ: Final = 8 << 20
 

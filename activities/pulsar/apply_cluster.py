@@ -15,7 +15,7 @@ from typing import Final
 from activities.bulk_jobs import RUN_CLAIM_S
 from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats
-from activities.pulsar.apply_certificates import CERTIFICATE, LEDGERS_ROOT, ApplyCertificates
+from activities.pulsar.apply_certificates import CERTIFICATE, ApplyCertificates
 from activities.pulsar.apply_guards import require_apply_allowed
 from activities.pulsar.inputs_and_results import (
     AppliedClusterPage,
@@ -38,7 +38,6 @@ from logstore.errors import (
     PreconditionFailed,
     StoreUnavailable,
     UnexpectedClusterState,
-    UnknownObject,
     UnreadableClusterState,
 )
 from logstore.failpoints import effect
@@ -52,9 +51,9 @@ from logstore.ports.catalog import (
     RunKind,
 )
 from logstore.ports.object_storage import OwnedStore
-from logstore.ports.pulsar_cluster import ClusterChanges, PulsarClusterAccess
+from logstore.ports.pulsar_cluster import MAX_LEDGERS_PER_DELETION, ClusterChanges, PulsarClusterAccess
 from logstore.pulsar.cluster_findings import require_ledger_id
-from logstore.pulsar.plan_jobs import IDENTITY, VerifyClusterJob
+from logstore.pulsar.plan_jobs import IDENTITY, LEDGERS_ROOT, VerifyClusterJob
 from logstore.rate_limiter import RateLimiter
 from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles
 from logstore.reconciliation.findings import (
@@ -71,10 +70,9 @@ from logstore.reconciliation.findings import (
     apply_counts,
     apply_run_id,
 )
-from logstore.reconciliation.services.run_checks import find_apply, require_appliable_cluster_plan
+from logstore.reconciliation.services.run_checks import find_apply, find_run, require_appliable_cluster_plan
 from logstore.stop_checks import raise_if_stopped
 
-_LEDGERS_PER_DELETE: Final = 100
 _ONLY_THE_JOURNAL: Final = "only the journal of an earlier apply is left of this plan; plan again"
 _GONE: Final = "it does not exist any more"
 
@@ -127,13 +125,14 @@ class ApplyClusterActivities:
             "plan": request.run_id,
             "pages": files.pages,
             "folder": str(self._bulk.create_run_folder(request.run_id)),
-            IDENTITY: plan_run.summary["identity"],
+            IDENTITY: plan_run.summary[IDENTITY],
             LEDGERS_ROOT: ledgers_root,
         }
         claim = own_workflow_claim(RUN_CLAIM_S)
         self._runs.open_run(apply_run_id(request.run_id), RunKind.APPLY, claim=claim, summary=summary)
         self._copies.remove_old(
-            older_than_us=self._store_now_us() - round(self._retention_s * 1_000_000), is_run_known=self._is_run_known
+            older_than_us=self._store_now_us() - round(self._retention_s * 1_000_000),
+            is_run_known=lambda run_id: find_run(self._runs, run_id) is not None,
         )
         last = request.last or (self._find_last_ledger(files, plan, request) if request.limit else None)
         return ClusterApplyScope(
@@ -232,7 +231,7 @@ class ApplyClusterActivities:
     def _open_changes(
         self, run_id: str, plan_run: ReconciliationRun, shadow_topics: Sequence[str]
     ) -> AbstractContextManager[ClusterChanges]:
-        identity, holder = plan_run.summary["identity"], self._holder(run_id)
+        identity, holder = plan_run.summary[IDENTITY], self._holder(run_id)
         return open_planned_cluster(self._cluster, run_id, identity, holder, shadow_topics=shadow_topics)
 
     def _holder(self, run_id: str) -> str:
@@ -273,7 +272,7 @@ class ApplyClusterActivities:
             run_id, after=-1, limit=len(findings), ledger_ids=list(map(require_ledger_id, findings))
         )
         limiter = RateLimiter(request.ledgers_per_s or math.inf)
-        for part in limiter.iterate_batches(ledgers, _LEDGERS_PER_DELETE):
+        for part in limiter.iterate_batches(ledgers, MAX_LEDGERS_PER_DELETION):
             raise_if_stopped()
             changes.delete(part)
 
@@ -281,13 +280,6 @@ class ApplyClusterActivities:
         """Store ledgers in the catalog and in the records bucket. An undo needs one of the two."""
         self._journal.add(run_id, ledgers)
         self._copies.store(self._runs.get_run(run_id), ledgers)
-
-    def _is_run_known(self, run_id: str) -> bool:
-        try:
-            self._runs.get_run(run_id)
-        except UnknownObject:
-            return False
-        return True
 
     def _find_last_ledger(
         self, files: FindingFiles, plan: PlanOrScrubResult, request: BeginClusterApplyInput

@@ -26,6 +26,7 @@ from logstore.ports.object_storage import ObjectInfo, OwnedStore, object_keys
 from logstore.pulsar.plan_jobs import IDENTITY
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.findings import RESULT, ApplyCounts, FindingKind, plan_run_id
+from logstore.reconciliation.services.run_checks import find_run
 from logstore.stop_checks import raise_if_stopped
 
 JOURNAL_PREFIX: Final = "cluster-journals/"
@@ -93,10 +94,7 @@ def find_or_read_back_apply(
         UnknownObject: Neither the catalog nor the records bucket has an apply with this id.
         PreconditionFailed: An object below the prefix of the apply is torn, or is no copy of its journal.
     """
-    try:
-        run: ReconciliationRun | None = runs.get_run(run_id)
-    except UnknownObject:
-        run = None
+    run = find_run(runs, run_id)
     if run is not None and (run.finished_us is not None or READ_BACK not in run.summary):
         return run
     summary = _require_one_apply(copies, run_id)

@@ -80,7 +80,7 @@ class PlanClusterActivities:
             "between_s": request.between_s,
             "has_offload_bucket": self._cluster.has_offload_bucket(),
             "cluster": check.cluster,
-            "identity": check.identity,
+            IDENTITY: check.identity,
             "failed_checks": failed,
             "catalog_id": self._identities.catalog_id(),
         }
@@ -121,7 +121,7 @@ class PlanClusterActivities:
         totals = FindingFiles(Path(folder)).count_findings_and_bytes_by_kind(CLUSTER_KINDS)
         incomplete = [
             *run.summary["failed_checks"],
-            *_find_other_clusters(run.summary["identity"], self._cluster.read_identity(), published),
+            *_find_other_clusters(run.summary[IDENTITY], self._cluster.read_identity(), published),
             *_describe_problems(published),
         ]
         return PlanOrScrubResult(

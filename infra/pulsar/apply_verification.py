@@ -12,13 +12,14 @@ from typing import Final, Generic, TypeVar
 
 from infra.pulsar.bookie_reads import BookieConnections, BookieDirectory
 from infra.pulsar.cluster_references import scan_cluster_references, scan_references_again
+from infra.pulsar.ledger_scan import find_existing_ledgers
 from infra.pulsar.scan_facts import ScannedReference, ScanProblem
 from infra.pulsar.stored_data import look_for_stored_data
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.ports.catalog import JournaledLedger
 from logstore.ports.pulsar_cluster import StoredData
 from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, find_stated_owner, parse_ledger_metadata
-from logstore.pulsar.znode_names import LOG_ROOTS, format_ledger_path
+from logstore.pulsar.znode_names import LOG_ROOTS
 from logstore.rate_limiter import RateLimiter
 from logstore.stop_checks import raise_if_stopped
 
@@ -89,7 +90,8 @@ class ApplyVerifier:
     def check_references(self, find_journaled: FindJournaled, planned_dangling: Collection[tuple[str, int]]) -> None:
         """Read every reference of the cluster. `planned_dangling` has paths and ledgers that the plan has found."""
         for batch in _split(self._scan_references()):
-            absent_ids = self._find_absent({reference.ledger_id for reference in batch})
+            ids = {reference.ledger_id for reference in batch}
+            absent_ids = ids - find_existing_ledgers(self._reader, self._root, list(ids))
             missing = [reference for reference in batch if reference.ledger_id in absent_ids]
             if not missing:
                 continue
@@ -112,7 +114,9 @@ class ApplyVerifier:
 
     def count_orphans_left(self, ledger_ids: Iterable[int]) -> None:
         """Count those of the plan's orphan ledgers that exist."""
-        self.result.orphans_left = sum(len(batch) - len(self._find_absent(batch)) for batch in _split(ledger_ids))
+        self.result.orphans_left = sum(
+            len(find_existing_ledgers(self._reader, self._root, batch)) for batch in _split(ledger_ids)
+        )
 
     def _scan_references(self) -> Iterator[ScannedReference]:
         for fact in scan_cluster_references(self._reader, self._root, self._log_roots):
@@ -121,11 +125,6 @@ class ApplyVerifier:
             elif isinstance(fact, ScannedReference):
                 self.result.references += 1
                 yield fact
-
-    def _find_absent(self, ledger_ids: Collection[int]) -> frozenset[int]:
-        ids = list(ledger_ids)
-        znodes = self._reader.read([self._absolute(format_ledger_path(ledger_id)) for ledger_id in ids])
-        return frozenset(ledger_id for ledger_id, (_, znode) in zip(ids, znodes, strict=True) if znode is None)
 
     def _confirm_missing(self, references: Sequence[ScannedReference]) -> list[ScannedReference]:
         """Return the references that are still there. Pulsar removes a reference shortly before its ledger."""
@@ -139,7 +138,7 @@ class ApplyVerifier:
 
     def _check_journal_batch(self, connections: BookieConnections, ledgers: Sequence[JournaledLedger]) -> None:
         absent = []
-        znodes = self._reader.read([self._absolute(ledger.path) for ledger in ledgers])
+        znodes = self._reader.read([f"{self._root}/{ledger.path}" for ledger in ledgers])
         for ledger, (_, znode) in zip(ledgers, znodes, strict=True):
             if znode is None:
                 absent.append(ledger)
@@ -154,9 +153,6 @@ class ApplyVerifier:
             self.result.space_ledgers[space] += 1
             self.result.space_bytes[space] += each.stored_bytes
             self.result.unstated_ledgers += each.state is not BookKeeperLedgerState.CLOSED
-
-    def _absolute(self, path: str) -> str:
-        return f"{self._root}/{path}"
 
 
 _SPACE_BY_STORED_DATA: Final = {

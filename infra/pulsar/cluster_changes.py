@@ -17,15 +17,15 @@ from infra.pulsar.bookie_reads import BookieConnections, BookieDirectory
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.cluster_check import read_cluster_identity
 from infra.pulsar.cluster_lease import ClusterLease
-from infra.pulsar.ledger_changes import MAX_LEDGERS_PER_REQUEST, LedgerChanges
+from infra.pulsar.ledger_changes import LedgerChanges
+from infra.pulsar.ledger_scan import find_existing_ledgers
 from infra.pulsar.orphan_recheck import OrphanRecheck, OwnerVersion
 from infra.pulsar.owner_lookup import open_owner_directory
 from infra.pulsar.stored_data import look_for_stored_data
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import PreconditionFailed, StoreUnavailable, UnexpectedClusterState
 from logstore.ports.catalog import JournaledLedger
-from logstore.ports.pulsar_cluster import Restoration, StoredData
-from logstore.pulsar.znode_names import format_ledger_path
+from logstore.ports.pulsar_cluster import MAX_LEDGERS_PER_DELETION, Restoration, StoredData
 from logstore.reconciliation.findings import Finding
 from logstore.stop_checks import raise_if_stopped
 
@@ -71,14 +71,12 @@ class LeasedClusterChanges:
         return self._recheck.require_orphans(findings)
 
     def delete(self, ledgers: Sequence[JournaledLedger]) -> None:
-        for start in range(0, len(ledgers), MAX_LEDGERS_PER_REQUEST):
-            self._delete_in_one_request(ledgers[start : start + MAX_LEDGERS_PER_REQUEST])
+        for start in range(0, len(ledgers), MAX_LEDGERS_PER_DELETION):
+            self._delete_in_one_request(ledgers[start : start + MAX_LEDGERS_PER_DELETION])
 
     def find_existing(self, ledger_ids: Collection[int]) -> frozenset[int]:
         self._require_same_cluster()
-        ids = list(ledger_ids)
-        znodes = self._reader.read([f"{self.ledgers_root}/{format_ledger_path(ledger_id)}" for ledger_id in ids])
-        return frozenset(ledger_id for ledger_id, (_, znode) in zip(ids, znodes, strict=True) if znode is not None)
+        return find_existing_ledgers(self._reader, self.ledgers_root, list(ledger_ids))
 
     def restore(self, ledgers: Sequence[JournaledLedger]) -> list[tuple[Restoration, StoredData]]:
         self._require_same_cluster()

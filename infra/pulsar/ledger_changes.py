@@ -8,7 +8,7 @@ Source: BookKeeper's garbage collection, which compares the ledgers of a bookie 
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
@@ -21,9 +21,6 @@ from logstore.ports.catalog import JournaledLedger
 from logstore.ports.pulsar_cluster import Restoration
 from logstore.pulsar.znode_names import parse_ledger_path
 
-MAX_LEDGERS_PER_REQUEST: Final = 100
-"""Of a deletion. ZooKeeper refuses requests above 1 MiB. Each ledger may have an owner with a long name."""
-
 
 class LedgerChanges:
     """Changes of the znodes of ledgers below `ledgers_root`. Each request checks the lease, and may renew it before."""
@@ -35,7 +32,7 @@ class LedgerChanges:
         self._cluster_lease, self._lease = cluster_lease, lease
 
     def delete(self, ledgers: Sequence[JournaledLedger], owner_versions: Mapping[str, int]) -> bool:
-        """Delete at most `MAX_LEDGERS_PER_REQUEST` znodes. A znode that is absent counts as deleted. Idempotent.
+        """Delete at most `MAX_LEDGERS_PER_DELETION` znodes. A znode that is absent counts as deleted. Idempotent.
 
         Return `False`, and delete nothing, if an owner of `owner_versions` has another version now, or is gone.
 

@@ -113,6 +113,12 @@ def find_ledger_metadata(
     return results
 
 
+def find_existing_ledgers(reader: ZnodeReader, root: str, ledger_ids: Sequence[int]) -> frozenset[int]:
+    """Return those of the ledgers that exist. Their values are not parsed."""
+    znodes = reader.read([f"{root}/{format_ledger_path(ledger_id)}" for ledger_id in ledger_ids])
+    return frozenset(ledger_id for ledger_id, (_, znode) in zip(ledger_ids, znodes, strict=True) if znode is not None)
+
+
 def list_locked_ledgers(reader: ZnodeReader, root: str) -> Iterator[int | ScanProblem]:
     """Yield the ledgers that replication workers have locked, and locks with unknown names.
 

@@ -3,13 +3,16 @@
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from logstore.ports.catalog.cluster_journal import JournaledLedger
 from logstore.pulsar.cluster_check import ClusterCheck
 from logstore.pulsar.cluster_transactions import OpenTransaction, TransactionParticipant, TransactionReport
 from logstore.reconciliation.findings import Finding
 from logstore.transactions.transaction_ids_and_states import TransactionId
+
+MAX_LEDGERS_PER_DELETION: Final = 100
+"""Ledgers of one request. ZooKeeper refuses requests above 1 MiB. Each ledger may have an owner with a long name."""
 
 
 class Restoration(StrEnum):

@@ -68,7 +68,10 @@ Also in the summary of an apply.
 """
 
 LEDGERS_ROOT: Final = "ledgers_root"
-"""Key in the facts of a scan: the path of the ledgers, without a slash at its ends."""
+"""Key in the facts of a scan: the path of the ledgers, without a slash at its ends.
+
+Also in the summary of an apply.
+"""
 
 
 def require_safe_times(between_s: float, older_than_s: float | None, *, unsafe: bool) -> None:

@@ -1,6 +1,7 @@
 """The way of a reconciliation: what nobody refers to is planned, and removed, while storage misbehaves."""
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from itertools import count, takewhile
@@ -64,24 +65,18 @@ class ReconciliationOperators(MainJobOperators):
 
     def reconcile(self) -> Self:
         """Write, lose, plan, apply and scrub; then nothing that was lost is left."""
-        return self.drive(
-            self.write,
-            self.lose,
-            self.plan,
-            self.apply,
-            self.scrub,
-            self.plan_cluster,
-            self.apply_cluster,
-            self.undo_cluster,
-            self.abort_transactions,
-        ).sweep()
+        return self.drive(self.write, self.lose, *self._steps_of_a_turn).sweep()
 
     def again(self) -> Self:
         """Plan and apply once more: the apply of the same plan does nothing."""
         self._turn += 1
         kept_prefixes = ("list", "once", "create", "troubles")
         self.memory = {name: answer for name, answer in self.memory.items() if name.startswith(kept_prefixes)}
-        return self.drive(
+        return self.drive(*self._steps_of_a_turn)
+
+    @property
+    def _steps_of_a_turn(self) -> list[Callable[[], None]]:
+        return [
             self.plan,
             self.apply,
             self.scrub,
@@ -89,7 +84,7 @@ class ReconciliationOperators(MainJobOperators):
             self.apply_cluster,
             self.undo_cluster,
             self.abort_transactions,
-        )
+        ]
 
     def lose(self) -> None:
         """Let writers die after their uploads, long ago; and let a plan find that."""

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from logstore.pulsar.cluster_transactions import OpenTransaction, TransactionAbort, TransactionParticipant
     from workflows.pulsar.job_definitions import AbortTransactionsResult
 
-_MAX_TRANSACTIONS: Final = 100  # of one abort
-
 
 def _check_transactions(texts: Sequence[str]) -> list[str]:
     """Return the ids without repetitions."""
+    from workflows.input_bounds import MAX_ABORTED_TRANSACTIONS  # noqa: PLC0415 - start-up time
+
     transactions = list(dict.fromkeys(str(check_transaction(text)) for text in texts))
-    if len(transactions) > _MAX_TRANSACTIONS:
-        raise InvalidInput("txn", expected=f"at most {_MAX_TRANSACTIONS} transactions", found=len(transactions))
+    if len(transactions) > MAX_ABORTED_TRANSACTIONS:
+        expected = f"at most {MAX_ABORTED_TRANSACTIONS} transactions"
+        raise InvalidInput("txn", expected=expected, found=len(transactions))
     return transactions
 
 

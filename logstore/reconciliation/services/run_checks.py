@@ -22,13 +22,13 @@ def require_finished_plan(run: ReconciliationRun) -> PlanOrScrubResult:
 
 
 def require_no_cluster_plan(run: ReconciliationRun) -> None:
-    """Raise `PreconditionFailed` if the run is a plan of a Pulsar cluster, which only reports."""
+    """Raise `PreconditionFailed` if the run is a plan of a Pulsar cluster, which has an apply of its own."""
     if run.kind is RunKind.CLUSTER_PLAN:
         incomplete = plan_result(run.summary).incomplete if run.finished_us is not None else []
         found = f"an incomplete plan of a Pulsar cluster ({incomplete[0]})" if incomplete else "one of a Pulsar cluster"
         raise PreconditionFailed(
             f"plan {run.run_id}: expected a plan of Sexton's own store, found {found}."
-            f" Nothing is deleted in a cluster. Read it: sexton orphans report {run.run_id}"
+            f" Nothing was deleted. Read it: sexton orphans report {run.run_id}"
         )
 
 
@@ -151,7 +151,11 @@ def open_finding_files(plan: PlanOrScrubResult, run_id: str) -> FindingFiles:
 
 def find_apply(runs: ReconciliationRuns, run_id: str) -> ReconciliationRun | None:
     """Return the run of a plan's apply, finished or not, or `None` if the plan was not applied."""
+    return find_run(runs, apply_run_id(run_id))
+
+
+def find_run(runs: ReconciliationRuns, run_id: str) -> ReconciliationRun | None:
     try:
-        return runs.get_run(apply_run_id(run_id))
+        return runs.get_run(run_id)
     except UnknownObject:
         return None

@@ -196,17 +196,14 @@ def _require_journal(context: CommandContext, run_id: str) -> None:
 def _answer_undo(
     context: CommandContext, ledger_ids: list[int] | None, workflow_id: str, result: "UndoPulsarResult"
 ) -> Answer:
-    from logstore.reconciliation.findings import apply_run_id  # noqa: PLC0415 - start-up time
+    from logstore.ports.catalog import iterate_journal  # noqa: PLC0415 - start-up time
+    from logstore.reconciliation.findings import apply_run_id  # noqa: PLC0415
 
     journal, run_id = context.catalog.cluster_journal, apply_run_id(result.run_id)
-    rows: list[dict[str, Any]] = []
-    while page := journal.list_ledgers(
-        run_id, after=rows[-1]["ledger_id"] if rows else -1, limit=1_000, ledger_ids=ledger_ids or None
-    ):
-        rows += [
-            {"ledger_id": each.ledger_id, "path": each.path, "znode": each.restoration, "data": each.stored_data}
-            for each in page
-        ]
+    rows = [
+        {"ledger_id": each.ledger_id, "path": each.path, "znode": each.restoration, "data": each.stored_data}
+        for each in iterate_journal(journal, run_id, ledger_ids=ledger_ids or None)
+    ]
     document = {
         "run_id": result.run_id,
         "counts": sort_counts(result.counts),
