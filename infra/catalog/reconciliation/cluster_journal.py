@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import CatalogAdapter, in_write_transaction
@@ -43,7 +43,8 @@ class SqlClusterJournal(CatalogAdapter):
         connection.execute(unmarked.values(deleted_us=self._db.now_us(connection)))
         if existing_ids:
             exists = is_one_of(connection, _Z.ledger_id, existing_ids)
-            connection.execute(delete(t.deleted_znode).where(_Z.run_id == run_id, exists))
+            was_never_deleted = and_(_Z.deleted_us.is_(None), _Z.restoration.is_(None))
+            connection.execute(delete(t.deleted_znode).where(_Z.run_id == run_id, exists, was_never_deleted))
 
     @in_write_transaction("catalog.store_undo_results")
     def store_undo_results(self, connection: Connection, run_id: str, ledgers: Sequence[JournaledLedger]) -> None:

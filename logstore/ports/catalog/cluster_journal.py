@@ -33,7 +33,10 @@ class ClusterJournal(Protocol):
         """Return those of the ids that are in the journal."""
 
     def settle(self, run_id: str, *, deleted_ids: Collection[int], existing_ids: Collection[int]) -> None:
-        """Store the time of deletion, and forget ledgers that were not deleted. Idempotent: the first time stays."""
+        """Store the time of deletion, and forget ledgers that were never deleted. Idempotent: the first time stays.
+
+        A ledger that an undo has put back stays in the journal.
+        """
 
     def store_undo_results(self, run_id: str, ledgers: Sequence[JournaledLedger]) -> None:
         """Store `restoration` and `stored_data` of ledgers of the journal. Idempotent."""

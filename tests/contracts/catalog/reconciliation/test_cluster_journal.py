@@ -70,6 +70,17 @@ def test_ledgers_that_were_not_deleted_leave_the_journal(world: World) -> None:
     assert [each.ledger_id for each in list_all(world, "another")] == [1, 2, 3]
 
 
+def test_ledgers_that_were_deleted_and_exist_again_stay_in_the_journal(world: World) -> None:
+    """An undo puts ledgers back, also before their deletion is stored."""
+    open_apply(world)
+    port = world.catalog.cluster_journal
+    port.add(_RUN, [journaled(1), journaled(2), journaled(3)])
+    port.settle(_RUN, deleted_ids=[1], existing_ids=[])
+    port.store_undo_results(_RUN, [replace(journaled(2), restoration="restored", stored_data="stored")])
+    port.settle(_RUN, deleted_ids=[], existing_ids=[1, 2, 3])
+    assert [each.ledger_id for each in list_all(world)] == [1, 2]
+
+
 def test_the_result_of_the_last_undo_is_stored(world: World) -> None:
     open_apply(world)
     port = world.catalog.cluster_journal
