@@ -21,7 +21,7 @@ def require_abortable(
         PreconditionFailed: One of them is unknown, has ended, is being committed, or is too young.
         ServiceFailed, StoreUnavailable: One of them cannot be read.
     """
-    seen: list[OpenTransaction] = []
+    abortable: list[OpenTransaction] = []
     refusals: list[str] = []
     for transaction_id in transaction_ids:
         raise_if_stopped()
@@ -33,10 +33,10 @@ def require_abortable(
         if transaction is None:
             refusals.append(f"transaction {transaction_id}: expected OPEN or ABORTING, found that it has ended")
             continue
-        seen.append(transaction)
+        abortable.append(transaction)
         if refusal := find_abort_refusal(transaction, now_s=now_s, unsafe_age=unsafe_age):
             refusals.append(refusal)
     if refusals:
         more = f" {len(refusals) - _MAX_REFUSALS:,} more are refused." if len(refusals) > _MAX_REFUSALS else ""
         raise PreconditionFailed(f"{'. '.join(refusals[:_MAX_REFUSALS])}.{more} Nothing was aborted")
-    return seen
+    return abortable

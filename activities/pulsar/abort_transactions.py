@@ -85,14 +85,14 @@ class AbortTransactionsActivities:
         if run is None:
             with self._cluster.open_transactions() as transactions:
                 identity = transactions.read_identity()
-                seen = require_abortable(
+                abortable = require_abortable(
                     transactions, request.transactions, now_s=self._clock(), unsafe_age=request.unsafe_age
                 )
             summary = {
                 "actor": request.actor,
                 "reason": request.reason,
                 IDENTITY: identity,
-                BEFORE_ABORT: {transaction.id: asdict(transaction) for transaction in seen},
+                BEFORE_ABORT: {transaction.id: asdict(transaction) for transaction in abortable},
             }
             claim = own_workflow_claim(RUN_CLAIM_S)
             run = self._runs.open_run(request.run_id, RunKind.ABORT, claim=claim, summary=summary)
@@ -116,9 +116,9 @@ class AbortTransactionsActivities:
         with self._cluster.open_transactions() as transactions:
             _require_cluster(run, transactions)
             try:
-                found = transactions.find(transaction_id)
-                problem = _describe_other(before, found) if found else ""
-                if found is None or problem:
+                current = transactions.find(transaction_id)
+                problem = _describe_other(before, current) if current else ""
+                if current is None or problem:
                     return AbortAttempt(problem=problem)
                 transactions.abort(transaction_id)
             except _UNREADABLE as error:
@@ -187,14 +187,14 @@ def _look_at_transaction(
     before: OpenTransaction,
     attempt: AbortAttempt,
 ) -> _TransactionLook:
-    found = transactions.find(TransactionId.parse(before.id))
-    if found and found.opened_ms == before.opened_ms:
-        owing = [str(each) for each in found.participants if each.owes == "abort"][:_MAX_NAMED]
+    current = transactions.find(TransactionId.parse(before.id))
+    if current and current.opened_ms == before.opened_ms:
+        owing = [str(participant) for participant in current.participants if participant.owes == "abort"][:_MAX_NAMED]
         owed = f", and these participants owe the abort: {'; '.join(owing)}" if owing else ""
-        problem = f"expected its end, found it {found.state}{owed}{_describe_attempt(attempt)}"
-        if found.state == TransactionState.COMMITTING:
+        problem = f"expected its end, found it {current.state}{owed}{_describe_attempt(attempt)}"
+        if current.state == TransactionState.COMMITTING:
             return _TransactionLook(TransactionAbort(txn=before.id, outcome=AbortOutcome.COMMITTED, problem=problem))
-        return _TransactionLook(_unsettled(before.id, problem), state=found.state)
+        return _TransactionLook(_unsettled(before.id, problem), state=current.state)
     participants = transactions.read_participants_after_end(before)
     others = list_open() if needs_other_transactions(participants) else _NO_OTHERS
     unsettled, still_held = list_unsettled_parts(participants, others), list_holds(participants, others)
@@ -212,11 +212,11 @@ def _describe_attempt(attempt: AbortAttempt) -> str:
     return f". The request said: {attempt.problem}" if attempt.problem else ""
 
 
-def _describe_other(before: OpenTransaction, found: OpenTransaction) -> str:
-    """Return why the transaction that was found is not the one that may be aborted, or ""."""
-    if found.opened_ms != before.opened_ms:
+def _describe_other(before: OpenTransaction, current: OpenTransaction) -> str:
+    """Return why the current transaction is not the one that may be aborted, or ""."""
+    if current.opened_ms != before.opened_ms:
         return f"transaction {before.id}: expected one opened at {before.opened_ms} ms, found another one"
-    return find_abort_refusal(found, now_s=0.0, unsafe_age=True) or ""
+    return find_abort_refusal(current, now_s=0.0, unsafe_age=True) or ""
 
 
 def _unsettled(txn: str, problem: str, still_held: Sequence[str] = ()) -> TransactionAbort:

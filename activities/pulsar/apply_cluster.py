@@ -181,10 +181,10 @@ class ApplyClusterActivities:
         plan, plan_run = require_appliable_cluster_plan(self._runs, self._identities, request.run_id)
         run = self._runs.get_run(apply_run_id(request.run_id))
         if run.finished_us is None:
-            total, left = self._sum_fates(plan, request)
-            outcome = {RESULT: asdict(total), STOPPED: request.stopped, "left": left}
+            total, remaining = self._sum_fates(plan, request)
+            outcome = {RESULT: asdict(total), STOPPED: request.stopped, "left": remaining}
             certificate = self._issue_certificate(plan_run, run, request, outcome)
-            if not left or (request.stopped and not request.can_go_on):
+            if not remaining or (request.stopped and not request.can_go_on):
                 self._runs.close_run(run.run_id, {**run.summary, **outcome, CERTIFICATE: certificate})
         else:
             total, certificate = apply_counts(run.summary), run.summary.get(CERTIFICATE, "")
@@ -293,7 +293,7 @@ class ApplyClusterActivities:
     def _sum_fates(self, plan: PlanOrScrubResult, request: ConcludeClusterApplyInput) -> tuple[ApplyCounts, int]:
         """Return the counts of all pages, and the number of orphan ledgers that a later apply may delete."""
         files, fate_files = self._open_all_findings(request.run_id, plan), self._open_fates(request.run_id)
-        total, left = ApplyCounts(), 0
+        total, remaining = ApplyCounts(), 0
         for page in range(files.pages):
             raise_if_stopped()
             findings, fates = files.read_page(page), fate_files.read_page(page) or {}
@@ -301,8 +301,8 @@ class ApplyClusterActivities:
                 findings, fates, plan, include_unconfirmed=request.include_unconfirmed
             )
             total = add_apply_counts(total, finding_fates.count_fates(findings, fates | unconfirmed))
-            left += len(orphans) + len(unconfirmed)
-        return total, left
+            remaining += len(orphans) + len(unconfirmed)
+        return total, remaining
 
 
 def _make_ended_scope(run: ReconciliationRun) -> ClusterApplyScope:

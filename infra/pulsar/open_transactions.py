@@ -89,8 +89,10 @@ def read_open_transactions(admin: BrokerAdmin, reader: ZnodeReader, ledgers_root
             if report.problem:
                 problems.append(f"coordinator {coordinator}: it has no log, and its broker fails: {report.problem}")
             continue
-        found, participant_problems = _ask_logged_participants(admin, coordinator, logged)
-        transactions += [replace(each, coordinator_loaded=bool(report.problem)) for each in found]
+        logged_transactions, participant_problems = _ask_logged_participants(admin, coordinator, logged)
+        transactions += [
+            replace(transaction, coordinator_loaded=bool(report.problem)) for transaction in logged_transactions
+        ]
         problems += participant_problems
     transactions, detail_problems = _complete_participants(admin, transactions)
     transactions.sort(key=lambda each: (each.opened_ms, each.coordinator, each.sequence))
@@ -115,17 +117,17 @@ def find_open_transaction(
     except AdminRequestFailed as error:  # the coordinator fails if a participant is not loaded
         if error.status is None or error.status < 500:
             raise
-        found, problems = _find_in_log(admin, reader, ledgers_root, transaction_id)
+        transaction, problems = _find_in_log(admin, reader, ledgers_root, transaction_id)
     else:
         if document is not None:
-            found = _parse_transaction(document, path)
+            transaction = _parse_transaction(document, path)
         elif (is_loaded := _is_coordinator_loaded(admin, transaction_id)) is True:
-            found = None
+            transaction = None
         else:
-            found, problems = _find_in_log(admin, reader, ledgers_root, transaction_id)
-    if found is None:
+            transaction, problems = _find_in_log(admin, reader, ledgers_root, transaction_id)
+    if transaction is None:
         return None
-    (completed,), detail_problems = _complete_participants(admin, [found])
+    (completed,), detail_problems = _complete_participants(admin, [transaction])
     if all_problems := [*problems, *detail_problems]:
         raise StoreUnavailable(f"transaction {transaction_id}: {all_problems[0]}")
     return replace(completed, coordinator_loaded=is_loaded)
@@ -192,8 +194,8 @@ def _find_in_log(
     if transaction_id.sequence not in logged:
         return None, []
     only = {transaction_id.sequence: logged[transaction_id.sequence]}
-    (found,), problems = _ask_logged_participants(admin, coordinator, only)
-    return found, problems
+    (transaction,), problems = _ask_logged_participants(admin, coordinator, only)
+    return transaction, problems
 
 
 def _ask_coordinator(admin: BrokerAdmin, coordinator: int) -> _AskedValue[list[OpenTransaction]]:
@@ -278,12 +280,12 @@ def _ask_participant_after_end(
     admin: BrokerAdmin, transaction: OpenTransaction, participant: TransactionParticipant
 ) -> TransactionParticipant:
     before = replace(participant, owes="abort", waiting=(), max_read_position=None, loaded=True)
-    asked = _ask_position(admin, transaction.coordinator, (transaction.sequence, before))
-    if asked.value is None:
-        return replace(before, problem=asked.problem)
-    if not asked.value.loaded:
+    answer = _ask_position(admin, transaction.coordinator, (transaction.sequence, before))
+    if answer.value is None:
+        return replace(before, problem=answer.problem)
+    if not answer.value.loaded:
         return replace(before, owes=NOTHING, loaded=False)
-    now = replace(asked.value, position=before.position, owes=before.owes if asked.value.position else NOTHING)
+    now = replace(answer.value, position=before.position, owes=before.owes if answer.value.position else NOTHING)
     if now.subscription is None and now.position is None:
         return now
     details = _ask_participant(admin, (now.topic, now.subscription))

@@ -126,7 +126,7 @@ def list_unsettled_parts(participants: Sequence[TransactionParticipant], others:
     `participants` have the positions that they had before the end. `others` are the open transactions. If some of them
     could not be read, they may explain anything.
     """
-    known = {
+    names_in_open_transactions = {
         (participant.topic, participant.subscription)
         for transaction in others.transactions
         for participant in transaction.participants
@@ -139,7 +139,10 @@ def list_unsettled_parts(participants: Sequence[TransactionParticipant], others:
             sentences.append(f"{participant}: it still owes {participant.owes}")
         elif others.problems:
             continue
-        elif participant.pending_transactions and (participant.topic, participant.subscription) not in known:
+        elif (
+            participant.pending_transactions
+            and (participant.topic, participant.subscription) not in names_in_open_transactions
+        ):
             found = f"those of {participant.pending_transactions:,} transactions, and no open transaction with some"
             sentences.append(f"{participant}: expected no pending acknowledgements, found {found}")
         elif _is_held(participant) and not _list_holders(participant, others.transactions):

@@ -90,10 +90,10 @@ def abort_transactions(
     """
     if dry_run:
         with show_progress_bar("asking coordinators of transactions"):
-            seen = context.services.require_abortable_pulsar_transactions(
+            abortable = context.services.require_abortable_pulsar_transactions(
                 context.settings, transactions, unsafe_age=unsafe_age
             )
-        rows = _make_rows(seen)
+        rows = _make_rows(abortable)
         display = [_make_display_row(row) for row in rows]
         return Answer(
             document={"dry_run": True, "transactions": rows},
@@ -118,10 +118,10 @@ def _answer_abort(context: CommandContext, workflow_id: str, result: "AbortTrans
         transaction_from_document,
     )
 
-    seen = context.catalog.reconciliation.get_run(result.run_id).summary
-    rows = _make_rows([transaction_from_document(seen[BEFORE_ABORT][each.txn]) for each in result.transactions])
+    summary = context.catalog.reconciliation.get_run(result.run_id).summary
+    rows = _make_rows([transaction_from_document(summary[BEFORE_ABORT][each.txn]) for each in result.transactions])
     for row, each in zip(rows, result.transactions, strict=True):
-        participants = map(participant_from_document, seen[AFTER_ABORT][each.txn])
+        participants = map(participant_from_document, summary[AFTER_ABORT][each.txn])
         row["outcome"], row["still_held"] = each.outcome, list(each.still_held)
         row["after"] = [_make_participant_row(participant) for participant in participants]
     failures = [

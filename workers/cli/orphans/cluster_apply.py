@@ -77,10 +77,10 @@ def preview_cluster_apply(
     fate_files = page_fate_files(Path(apply_run.summary["folder"])) if apply_run else None
     files = run_checks.open_finding_files(plan, run.run_id)
     has_ended = apply_run is not None and apply_run.finished_us is not None
-    left: list[tuple[int, Finding]] = []
+    remaining: list[tuple[int, Finding]] = []
     if not has_ended:
-        left += iterate_orphans_to_delete(files, fate_files, plan, include_unconfirmed=include_unconfirmed)
-    chosen = select_oldest(left, limit or len(left))
+        remaining += iterate_orphans_to_delete(files, fate_files, plan, include_unconfirmed=include_unconfirmed)
+    chosen = select_oldest(remaining, limit or len(remaining))
     rows = [_make_path_row(finding) for _, finding in chosen]
     sizes = sum(finding.size_bytes for _, finding in chosen)
     kind = FindingKind.ORPHAN_LEDGER.value
@@ -90,10 +90,10 @@ def preview_cluster_apply(
         "applied": {kind: len(rows)},
         "bytes": {kind: sizes},
         "paths": rows,
-        "left": len(left) - len(rows),
+        "left": len(remaining) - len(rows),
     }
     table = Answer(document=rows, title="would be deleted", columns_below=("owner",), empty="nothing")
-    display = {"plan": run.run_id, "ledgers": len(rows), "bytes": sizes, "left for later": len(left) - len(rows)}
+    display = {"plan": run.run_id, "ledgers": len(rows), "bytes": sizes, "left for later": len(remaining) - len(rows)}
     answer = Answer(document=document, display=display, sections=[table])
     if apply_run and has_ended:
         stopped = apply_run.summary.get(STOPPED)
