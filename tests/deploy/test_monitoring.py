@@ -192,7 +192,7 @@ def test_alert_says_what_it_means_and_leads_to_a_runbook(rule: dict[str, Any]) -
     assert f"(runbooks/{runbook.name})" in row
     assert f"| {rule['labels']['severity']} |" in row
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
-    assert re.fullmatch(r"\d+[mh]", rule["for"])
+    assert re.fullmatch(r"\d+[mhd]", rule["for"])
     assert rule["annotations"]["summary"]
     assert rule["annotations"]["description"].endswith(".")
 

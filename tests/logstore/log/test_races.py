@@ -143,8 +143,9 @@ def _confirmed(world: World) -> list[str]:
     return [metadata[EXTENT_FIELD] for _, metadata in filter(None, seen) if UPLOAD_ID_FIELD not in metadata]
 
 
-def _losing(world: World) -> TopicLogs:
-    """A process whose next append meets the upload of another one."""
+def _losing(world: World, monkeypatch: pytest.MonkeyPatch) -> TopicLogs:
+    """A process whose next append uploads below the number of another one, and whose numbers are no longer random."""
+    monkeypatch.setattr(random, "randint", lambda least, _: least + 1)
     one, two = _warm(world), _warm(world)
     one.append(world.topic, plain(b"one"))
     return two
@@ -152,8 +153,7 @@ def _losing(world: World) -> TopicLogs:
 
 def test_race_lost_is_confirmed_in_storage_before_it_is_answered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loser that leaves numbers free: storage would not tell where it stands. Others put one object."""
-    process = _losing(world)
-    monkeypatch.setattr(random, "randint", lambda least, _: least + 1)
+    process = _losing(world, monkeypatch)
     before = len(world.objects.keys)
     process.append(world.topic, plain(b"two", b"2"))
     last = world.catalog.ledger_rows[LedgerId(0)]
@@ -166,8 +166,7 @@ def test_race_lost_is_confirmed_in_storage_before_it_is_answered(world: World, m
 
 def test_race_whose_confirmation_fails_is_not_answered_as_stored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is registered all the same, which a producer with sequence ids is told when it asks again."""
-    process = _losing(world)
-    monkeypatch.setattr(random, "randint", lambda least, _: least + 1)
+    process = _losing(world, monkeypatch)
     said, real = list[str](), world.objects.put_if_absent
 
     def put(key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
@@ -191,7 +190,7 @@ def test_race_crash_at_its_confirmation_stores_once_and_lets_others_append(
     world: World, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """It is registered and not answered: a producer that asks again is told so, and others go on behind it."""
-    process = _losing(world)
+    process = _losing(world, monkeypatch)
     before = _confirmed(world)
     monkeypatch.setattr(random, "randint", lambda least, _: least + 1)
     arm(f"append.put_confirmation.{moment}", "crash")
@@ -210,7 +209,7 @@ def test_race_confirmation_that_is_there_and_reported_as_failed_is_put_again(
 ) -> None:
     """Under another number: two that say the same do no harm."""
     numbers = iter([2, 70_000, 70_001])
-    process = _losing(world)
+    process = _losing(world, monkeypatch)
     before = _confirmed(world)
     monkeypatch.setattr(random, "randint", lambda *_: next(numbers))
     arm("append.put_confirmation.reported_failed", "fail")
@@ -225,7 +224,7 @@ def test_race_number_of_a_confirmation_that_is_taken_is_another_one_the_next_tim
 ) -> None:
     """Nothing is overwritten."""
     numbers = iter([2, 70_000, 70_001])
-    process = _losing(world)
+    process = _losing(world, monkeypatch)
     monkeypatch.setattr(random, "randint", lambda *_: next(numbers))
     number = world.catalog.ledger_rows[LedgerId(0)].last_segment + 2
     world.objects.put_if_absent(

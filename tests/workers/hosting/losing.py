@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
@@ -257,8 +258,11 @@ def flush(settings: Settings, answers: Answers) -> None:
     answers.flushed = before
 
 
-def destroy(url: str, answers: Answers) -> None:
-    """Take the database away from those that write: what is answered is answered, and nothing is any more."""
+def destroy(url: str, answers: Answers, *, copy: Path | None = None) -> None:
+    """Take the database away from those that write: what is answered is answered, and nothing is any more.
+
+    A `copy` of an SQLite database is as it was at its end: it knows every manifest that was published.
+    """
     answers.ending.set()
     if not url.startswith("sqlite"):
         with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as server:
@@ -268,8 +272,12 @@ def destroy(url: str, answers: Answers) -> None:
                 with suppress(psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable):
                     server.execute(b"SET lock_timeout = '1s'; DROP SCHEMA public CASCADE; CREATE SCHEMA public")
                     return
-    with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=60, isolation_level=None)) as connection:
+    path = url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
+        if copy is not None:
+            with closing(sqlite3.connect(path)) as reader, closing(sqlite3.connect(copy)) as kept:
+                reader.backup(kept)
         named = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
         for (name,) in connection.execute(named).fetchall():
             connection.execute(f'DROP TABLE "{name}"')

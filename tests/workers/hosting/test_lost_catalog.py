@@ -1,8 +1,7 @@
 """A database that goes while everything is at work on real servers: all that was answered is there again."""
 
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -61,9 +60,9 @@ def test_all_that_was_answered_is_there_again(settings: Settings, tmp_path: Path
             answers.await_more(_BETWEEN, each=1, of=_WORK)
             flush(settings, answers)
         answers.await_more(_BEHIND, each=1, of=_WORK)
-        forgotten = _copied(settings, tmp_path / "forgotten.db")
-        destroy(settings.database_url, answers)
-    with _living_on(forgotten, topics) as outdated:
+        forgotten = tmp_path / "forgotten.db" if settings.database_url.startswith("sqlite") else None
+        destroy(settings.database_url, answers, copy=forgotten)
+    with _living_on(settings, forgotten, topics) as outdated:
         if forgotten:
             lose(settings)
         result = rebuilt(settings, spark_master="local[2]", max_absent_share=1.0)  # trims went on behind the flush
@@ -85,23 +84,13 @@ def test_all_that_was_answered_is_there_again(settings: Settings, tmp_path: Path
         _go_on(log, topics, answers)
 
 
-def _copied(settings: Settings, path: Path) -> Settings | None:
-    """The same database at another place, as it is now; None where that takes more than a copy of a file."""
-    if not settings.database_url.startswith("sqlite"):
-        return None
-    original = settings.database_url.removeprefix("sqlite:///")
-    with closing(sqlite3.connect(original, timeout=60)) as now, closing(sqlite3.connect(path)) as kept:
-        now.backup(kept)
-    return settings.model_copy(update={"database_url": f"sqlite:///{path}"})
-
-
 @contextmanager
-def _living_on(settings: Settings | None, topics: list[Topic]) -> Iterator[Callable[[], None]]:
+def _living_on(settings: Settings, copy: Path | None, topics: list[Topic]) -> Iterator[Callable[[], None]]:
     """A process with a database that was thought lost: it has detached what it must not delete; yields that look."""
-    if settings is None:
+    if copy is None:
         yield lambda: None
         return
-    with open_log_store(settings) as log:
+    with open_log_store(settings.model_copy(update={"database_url": f"sqlite:///{copy}"})) as log:
         for topic in topics:
             first = log.catalog.ledgers.list_ledgers(topic.topic_id)[0].ledger_id
             batch = f"zombie-{topic.topic_id}"
