@@ -1,4 +1,4 @@
-"""Apply of a complete plan of a Pulsar cluster, page by page: last look, journal, deletion.
+"""Apply of a complete plan of a Pulsar cluster, page by page: journal, last look, deletion.
 
 The journal has a ledger's path, value and version before the ledger is deleted. A step may run twice: a deletion names
 the version, and a ledger that is absent and in the journal counts as deleted. What the plan did not expect stops the
@@ -145,7 +145,7 @@ class ApplyClusterActivities:
     @define_activity(name="pulsar.apply_page")
     @send_heartbeats()
     def apply_cluster_page(self, request: ApplyClusterPageInput) -> AppliedClusterPage:
-        """Look at the orphan ledgers of a page once more, store them in the journal, and delete them.
+        """Store the orphan ledgers of a page in the journal, look at each once more, and delete it.
 
         Idempotency: an absent ledger that is in the journal counts as deleted. Fates that are stored stay.
         Raises: PreconditionFailed (terminal); ServiceFailed, StoreUnavailable, CatalogBusy (retry).
@@ -267,7 +267,7 @@ class ApplyClusterActivities:
         self, request: ApplyClusterPageInput, changes: ClusterChanges, findings: Sequence[Finding]
     ) -> None:
         run_id = apply_run_id(request.run_id)
-        self._store_in_journal(run_id, changes.require_orphans(findings))
+        self._store_in_journal(run_id, changes.read_planned(findings))
         ledgers = self._journal.list_ledgers(  # also those that an earlier attempt has deleted
             run_id, after=-1, limit=len(findings), ledger_ids=list(map(require_ledger_id, findings))
         )

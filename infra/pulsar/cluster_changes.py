@@ -66,9 +66,9 @@ class LeasedClusterChanges:
         self._reader, self._changes, self._recheck, self.ledgers_root = reader, changes, recheck, ledgers_root
         self.identity = read_cluster_identity(reader, ledgers_root)
 
-    def require_orphans(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
+    def read_planned(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
         self._require_same_cluster()
-        return self._recheck.require_orphans(findings)
+        return self._recheck.read_planned(findings)
 
     def delete(self, ledgers: Sequence[JournaledLedger]) -> None:
         for start in range(0, len(ledgers), MAX_LEDGERS_PER_DELETION):

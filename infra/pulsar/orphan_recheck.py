@@ -43,16 +43,25 @@ class OrphanRecheck:
         self._reader, self._owners, self._root = reader, owners, ledgers_root
         self._shadow_topics = [f"{MANAGED_LEDGERS}/{name}" for name in shadow_topics]
 
-    def require_orphans(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
-        """Return those of the ledgers that exist.
-
-        Raises:
-            UnexpectedClusterState: A ledger is not as the plan saw it, or something refers to it.
-            UnreadableClusterState: Something that may refer to a ledger cannot be read.
-        """
-        ledgers = self._read_unchanged(findings)
-        self.require_no_reference(ledgers)
-        return ledgers
+    def read_planned(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
+        """Return those of the ledgers that exist. Raise `UnexpectedClusterState` if one is not as the plan saw it."""
+        paths = [format_ledger_path(require_ledger_id(finding)) for finding in findings]
+        znodes = self._reader.read([f"{self._root}/{path}" for path in paths])
+        existing = []
+        for finding, path, (_, znode) in zip(findings, paths, znodes, strict=True):
+            if znode is not None:
+                planned = int(finding.statement[VERSION]), int(finding.statement[CZXID])
+                _require_version(finding.key, planned, znode)
+                ledger = JournaledLedger(
+                    ledger_id=require_ledger_id(finding),
+                    path=path,
+                    version=znode.version,
+                    czxid=znode.czxid,
+                    data=znode.data,
+                )
+                _require_planned_owner(finding, ledger)
+                existing.append(ledger)
+        return existing
 
     def require_unchanged(self, ledgers: Sequence[JournaledLedger]) -> None:
         """Raise `UnexpectedClusterState` if a ledger exists, and was changed or created anew since it was returned."""
@@ -81,25 +90,6 @@ class OrphanRecheck:
         return {
             ledger_id: OwnerVersion(owner.path, versions[owner.path]) for ledger_id, owner in owner_by_ledger.items()
         }
-
-    def _read_unchanged(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
-        paths = [format_ledger_path(require_ledger_id(finding)) for finding in findings]
-        znodes = self._reader.read([f"{self._root}/{path}" for path in paths])
-        existing = []
-        for finding, path, (_, znode) in zip(findings, paths, znodes, strict=True):
-            if znode is not None:
-                planned = int(finding.statement[VERSION]), int(finding.statement[CZXID])
-                _require_version(finding.key, planned, znode)
-                ledger = JournaledLedger(
-                    ledger_id=require_ledger_id(finding),
-                    path=path,
-                    version=znode.version,
-                    czxid=znode.czxid,
-                    data=znode.data,
-                )
-                _require_planned_owner(finding, ledger)
-                existing.append(ledger)
-        return existing
 
     def _require_unreferenced(self, owner_by_ledger: Mapping[int, StatedOwner]) -> None:
         topics = {_find_managed_ledger(owner) for owner in owner_by_ledger.values()}

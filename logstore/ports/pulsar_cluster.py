@@ -40,18 +40,18 @@ class ClusterChanges(Protocol):
     ledgers_root: str
     """Path of the ledgers, without slashes at its ends."""
 
-    def require_orphans(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
-        """Look at orphan ledgers once more, and return those that exist.
+    def read_planned(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
+        """Read ledgers of a plan once more, and return those that exist. `delete` looks for references to them.
 
         Raises:
-            UnexpectedClusterState: A ledger is not as the plan saw it, something refers to it, or something that may
-                refer to it cannot be read.
+            UnexpectedClusterState: A ledger is not as the plan saw it.
         """
 
     def delete(self, ledgers: Sequence[JournaledLedger]) -> None:
         """Delete ledgers in the versions that were returned. An absent ledger counts as deleted. Idempotent.
 
-        Right before, look for references once more. If one appears meanwhile, the ledger stays, or is put back.
+        Right before each request, look at everything that may refer to its ledgers. If a reference appears after that,
+        the ledger stays, or is put back.
 
         Raises:
             UnexpectedClusterState: A ledger has another version, or something refers to it, or something that may refer

@@ -105,7 +105,7 @@ class FakeClusterChanges:
         self._cluster, self.identity, self._lease = cluster, identity, lease
         self.ledgers_root = "ledgers"
 
-    def require_orphans(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
+    def read_planned(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
         """See the port."""
         self._require_same_cluster()
         ledgers = []
@@ -116,7 +116,6 @@ class FakeClusterChanges:
                 version, czxid = self._cluster.get_znode_state(ledger_id)
                 path, data = format_ledger_path(ledger_id), self._cluster.ledgers[ledger_id]
                 ledgers.append(JournaledLedger(ledger_id=ledger_id, path=path, version=version, czxid=czxid, data=data))
-        self._require_no_reference(ledgers)
         return ledgers
 
     def delete(self, ledgers: Sequence[JournaledLedger]) -> None:

@@ -33,7 +33,7 @@ def test_orphans_that_exist_are_returned_and_deleted(world: ClusterWorld) -> Non
     value = world.read(6)
     world.remove(7)
     with world.access.open_changes("a") as changes:
-        ledgers = changes.require_orphans(findings)
+        ledgers = changes.read_planned(findings)
         assert [(each.ledger_id, each.path, each.data) for each in ledgers] == [
             (6, "00/0000/L0006", value),
             (8, "00/0000/L0008", value),
@@ -56,12 +56,12 @@ _SURPRISES: dict[str, Happen] = {
 def test_a_surprise_before_the_look_or_after_it_stops_the_deletion(world: ClusterWorld, happen: Happen) -> None:
     findings = [world.plant(ledger_id) for ledger_id in (6, 7)]
     with world.access.open_changes("a") as changes:
-        ledgers = changes.require_orphans(findings)
+        ledgers = changes.read_planned(findings)
         happen(world)
         with pytest.raises(UnexpectedClusterState, match="7"):
             changes.delete(ledgers)
         with pytest.raises(UnexpectedClusterState, match="7"):
-            changes.require_orphans(findings)
+            changes.delete(changes.read_planned(findings))
         assert changes.find_existing([6, 7]) == {6, 7}
 
 
@@ -69,7 +69,7 @@ def test_a_deleted_ledger_to_which_something_refers_is_put_back(world: ClusterWo
     finding = world.plant(7)
     value = world.read(7)
     with world.access.open_changes("a") as changes:
-        ledgers = changes.require_orphans([finding])
+        ledgers = changes.read_planned([finding])
         changes.delete(ledgers)
         world.refer_to(7)
         with pytest.raises(UnexpectedClusterState, match="7: expected no reference"):
@@ -80,7 +80,7 @@ def test_a_deleted_ledger_to_which_something_refers_is_put_back(world: ClusterWo
 def test_a_ledger_is_restored_unless_it_exists(world: ClusterWorld) -> None:
     finding = world.plant(7)
     with world.access.open_changes("a") as changes:
-        (ledger,) = changes.require_orphans([finding])
+        (ledger,) = changes.read_planned([finding])
         assert changes.restore([ledger])[0][0] is Restoration.PRESENT
         changes.delete([ledger])
         assert changes.restore([ledger])[0][0] is Restoration.RESTORED
@@ -89,7 +89,7 @@ def test_a_ledger_is_restored_unless_it_exists(world: ClusterWorld) -> None:
         assert changes.restore([ledger])[0][0] is Restoration.OCCUPIED
         assert world.read(7) == b"another"
         with pytest.raises(UnexpectedClusterState, match="7"):
-            changes.require_orphans([finding])
+            changes.read_planned([finding])
 
 
 def test_one_job_has_the_lease_until_it_is_released(world: ClusterWorld) -> None:
@@ -124,7 +124,7 @@ def _take(world: ClusterWorld, holder: str, *, overtakes: str = "") -> None:
 def test_a_job_without_the_lease_changes_nothing(world: ClusterWorld, happen: Happen) -> None:
     findings = [world.plant(ledger_id) for ledger_id in (6, 7)]
     with world.access.open_changes("a") as changes:
-        ledgers = changes.require_orphans(findings)
+        ledgers = changes.read_planned(findings)
         world.remove(7)
         happen(world)
         with pytest.raises(StoreUnavailable, match="lease"):
@@ -138,11 +138,11 @@ def test_a_cluster_that_was_made_anew_is_not_changed(world: ClusterWorld) -> Non
     findings = [world.plant(ledger_id) for ledger_id in (6, 7)]
     with world.access.open_changes("a") as changes:
         assert changes.identity == world.access.read_identity()
-        ledgers = changes.require_orphans(findings)
+        ledgers = changes.read_planned(findings)
         world.remove(7)
         world.replace_cluster()
         actions: list[Callable[[], object]] = [
-            lambda: changes.require_orphans(findings),
+            lambda: changes.read_planned(findings),
             lambda: changes.delete(ledgers),
             lambda: changes.restore([ledgers[1]]),
             lambda: changes.find_existing([6]),

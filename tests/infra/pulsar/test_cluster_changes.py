@@ -91,7 +91,7 @@ def moments(monkeypatch: pytest.MonkeyPatch) -> Moments:
 
 
 def delete_planned(changes: LeasedClusterChanges, *findings: Finding) -> None:
-    changes.delete(changes.require_orphans(findings))
+    changes.delete(changes.read_planned(findings))
 
 
 def create_topic(cluster: KazooClient) -> None:
@@ -170,7 +170,7 @@ def test_a_process_that_dies_after_a_deletion_leaves_the_second_look_to_the_next
 ) -> None:
     """The next attempt deletes what the journal has, with the ledgers that are absent."""
     finding = plant_orphan(cluster, 7, OF_TOPIC)
-    ledgers = changes.require_orphans([finding])
+    ledgers = changes.read_planned([finding])
     cluster.delete(finding.key)  # by the attempt that died
     create_topic(cluster)
     attach_to_topic(cluster)
@@ -283,7 +283,7 @@ def test_what_was_made_anew_with_the_same_version_between_two_requests_stays(
 ) -> None:
     """A deletion names the version, which begins at 0 again. The transaction that created the znode differs."""
     findings = [plant_orphan(cluster, ledger_id, OF_TOPIC) for ledger_id in (6, 7)]
-    first, second = changes.require_orphans(findings)
+    first, second = changes.read_planned(findings)
     changes.delete([first])
     happen(cluster)
     with pytest.raises(error, match=message):
@@ -341,7 +341,7 @@ def test_a_deletion_whose_answer_is_lost_is_repeated(
     findings = [plant_orphan(cluster, ledger_id, OF_TOPIC) for ledger_id in (6, 7)]
     lost: list[bool] = []
     with relayed(zookeeper, address) as (relay, through_relay), open_cluster_changes(through_relay, "a") as changes:
-        ledgers = changes.require_orphans(findings)
+        ledgers = changes.read_planned(findings)
         relay.lose_answer(_is_deletion, before=lambda: lost.append(not cluster.exists(findings[0].key)))
         changes.delete(ledgers)
     assert lost == [True]
@@ -353,7 +353,7 @@ def test_a_session_that_ends_with_an_unknown_result_is_followed_by_another(
 ) -> None:
     findings = [plant_orphan(cluster, ledger_id, OF_TOPIC) for ledger_id in (6, 7)]
     with relayed(zookeeper, address) as (relay, through_relay), open_cluster_changes(through_relay, "a") as changes:
-        ledgers = changes.require_orphans(findings)
+        ledgers = changes.read_planned(findings)
         relay.lose_answer(_is_deletion, before=lambda: zookeeper.expire(changes._changes._session))
         with pytest.raises(RetryableError):
             changes.delete(ledgers)

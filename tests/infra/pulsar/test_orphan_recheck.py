@@ -9,6 +9,7 @@ from kazoo.client import KazooClient
 from infra.pulsar.orphan_recheck import OrphanRecheck
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import UnexpectedClusterState
+from logstore.ports.catalog import JournaledLedger
 from logstore.positions import LedgerId
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.findings import Finding, FindingKind
@@ -38,18 +39,22 @@ def finding(cluster: KazooClient) -> Finding:
     return Finding(kind=FindingKind.ORPHAN_LEDGER, ledger_id=LedgerId(7), key=f"/{_LEDGER}", statement=statement)
 
 
-def make_recheck(reader: ZnodeReader, *shadow_topics: str) -> OrphanRecheck:
-    return OrphanRecheck(reader, make_owner_directory(reader), "ledgers", shadow_topics)
+def look(reader: ZnodeReader, finding: Finding, *shadow_topics: str) -> list[JournaledLedger]:
+    """Look at the ledger, and at everything that may refer to it."""
+    recheck = OrphanRecheck(reader, make_owner_directory(reader), "ledgers", shadow_topics)
+    ledgers = recheck.read_planned([finding])
+    recheck.require_no_reference(ledgers)
+    return ledgers
 
 
 def test_an_orphan_is_one_still(cluster: KazooClient, reader: ZnodeReader, finding: Finding) -> None:
-    (orphan,) = make_recheck(reader).require_orphans([finding])
+    (orphan,) = look(reader, finding)
     assert (orphan.path, orphan.version, orphan.data) == ("00/0000/L0007", 0, cluster.get(f"/{_LEDGER}")[0])
 
 
 def test_a_ledger_that_is_gone_is_no_surprise(cluster: KazooClient, reader: ZnodeReader, finding: Finding) -> None:
     cluster.delete(f"/{_LEDGER}")
-    assert make_recheck(reader).require_orphans([finding]) == []
+    assert look(reader, finding) == []
 
 
 def _change(cluster: KazooClient) -> None:
@@ -112,17 +117,17 @@ def test_a_surprise_stops_the_deletion(
 ) -> None:
     change(cluster)
     with pytest.raises(UnexpectedClusterState, match=message):
-        make_recheck(reader, "u/ns/persistent/shadow").require_orphans([finding])
+        look(reader, finding, "u/ns/persistent/shadow")
 
 
 def test_a_tenant_that_is_gone_stops_the_deletion(cluster: KazooClient, reader: ZnodeReader, finding: Finding) -> None:
     """The owner may be one of another cluster on the same BookKeeper."""
     cluster.delete("/admin/policies/t")
     with pytest.raises(UnexpectedClusterState, match="no tenant of its owner"):
-        make_recheck(reader).require_orphans([finding])
+        look(reader, finding)
 
 
 def test_a_ledger_that_was_given_up_is_an_orphan(cluster: KazooClient, reader: ZnodeReader, finding: Finding) -> None:
     context = wire.offload_context(UUID(int=5), complete=True, bookkeeper_deleted=True)
     cluster.set(f"/{_TOPIC}", wire.managed_ledger([7, 8], offloads={7: context}))
-    assert [orphan.ledger_id for orphan in make_recheck(reader).require_orphans([finding])] == [7]
+    assert [orphan.ledger_id for orphan in look(reader, finding)] == [7]
