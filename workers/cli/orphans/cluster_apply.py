@@ -1,25 +1,34 @@
 """`orphans apply` and `orphans undo` for plans of a Pulsar cluster."""
 
+from collections import Counter
+from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
-from logstore.ports.pulsar_cluster import StoredData
+from logstore.ports.pulsar_cluster import Restoration, StoredData
 from logstore.pulsar.znode_names import MAX_LEDGER_ID
 from logstore.reconciliation.findings import STOPPED, FindingKind
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.exit_codes import ExitCode
-from workers.cli.job_commands import CommandLineJob, JobOrAnswer, job_command, sort_counts
+from workers.cli.job_commands import (
+    CommandLineJob,
+    JobOrAnswer,
+    answer_partial_failure_if_any,
+    job_command,
+    sort_counts,
+)
 from workers.cli.orphans.plan_runs import RunId, answer_started_plan, mark_as_refused, orphans
 from workers.cli.shared_options import Reason
 from workers.human_readable_values import format_time_to_second
 
 if TYPE_CHECKING:
-    from logstore.ports.catalog import ReconciliationRun
+    from logstore.ports.catalog import JournaledLedger, ReconciliationRun
     from logstore.reconciliation.findings import Finding
     from workflows.pulsar.job_definitions import ApplyPulsarResult, UndoPulsarResult
 
@@ -28,7 +37,8 @@ _UNREFERENCED: Final = (
     "a ledger that is back has its metadata again, so that bookies keep its entries. Nothing in Pulsar reads it until"
     " something refers to it: sexton pulsar explain LEDGER_ID. The next plan finds it as an orphan again"
 )
-_WITHOUT_DATA: Final = "`gone`: the metadata are back, and no bookie has entries, so that each read of the ledger fails"
+_WITHOUT_DATA: Final = "no bookie has entries of it: the metadata are back, and each read of the ledger fails"
+_OCCUPIED: Final = "it was there with another value, and was not changed"
 
 
 def apply_cluster_plan(
@@ -170,8 +180,9 @@ def undo_apply(
     """Put back the ledgers that an apply of a plan of a Pulsar cluster has deleted.
 
     A ledger is readable again as long as bookies have its entries: until their next garbage collection, which runs
-    every 15 minutes by default. The answer says for each ledger whether a bookie still has entries. If the catalog was
-    lost, the ledgers come from the records bucket.
+    every 15 minutes by default. The answer says for each ledger whether a bookie still has entries. If a ledger has
+    lost its entries, or is there with another value, the exit code is 5. If no bookie answers for a ledger, it is 4. If
+    the catalog was lost, the ledgers come from the records bucket.
     """
     _require_journal(context, run_id)
     return CommandLineJob(
@@ -200,10 +211,14 @@ def _answer_undo(
     from logstore.reconciliation.findings import apply_run_id  # noqa: PLC0415
 
     journal, run_id = context.catalog.cluster_journal, apply_run_id(result.run_id)
-    rows = [
-        {"ledger_id": each.ledger_id, "path": each.path, "znode": each.restoration, "data": each.stored_data}
-        for each in iterate_journal(journal, run_id, ledger_ids=ledger_ids or None)
-    ]
+    rows: list[dict[str, object]] = []
+    failures: list[dict[str, object]] = []
+    for each in iterate_journal(journal, run_id, ledger_ids=ledger_ids or None):
+        rows.append(
+            {"ledger_id": each.ledger_id, "path": each.path, "znode": each.restoration, "data": each.stored_data}
+        )
+        if problem := _find_undo_problem(each):
+            failures.append({"id": each.ledger_id, "error": problem})
     document = {
         "run_id": result.run_id,
         "counts": sort_counts(result.counts),
@@ -211,8 +226,18 @@ def _answer_undo(
         "workflow_id": workflow_id,
     }
     print_note(_UNREFERENCED)
-    if result.counts.get(StoredData.GONE.value):
-        print_note(_WITHOUT_DATA)
+    for problem, number in Counter(map(itemgetter("error"), failures)).items():
+        print_note(f"not as before: {number:,} ledgers. Each: {problem}")
+    answer = answer_partial_failure_if_any(document, failures)
+    if not failures and any(row["data"] == StoredData.UNKNOWN.value for row in rows):
+        answer = replace(answer, code=ExitCode.UNREACHABLE)
     table = Answer(document=rows, title="ledgers", empty="nothing was deleted")
     display = {"plan": result.run_id, **sort_counts(result.counts)}
-    return Answer(document=document, display=display, sections=[table])
+    return replace(answer, display=display, sections=[table, *answer.sections])
+
+
+def _find_undo_problem(ledger: "JournaledLedger") -> str:
+    """Return why a ledger is not as it was before its deletion, or ""."""
+    if ledger.restoration == Restoration.OCCUPIED.value:
+        return _OCCUPIED
+    return _WITHOUT_DATA if ledger.stored_data == StoredData.GONE.value else ""
