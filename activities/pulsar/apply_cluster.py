@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from activities.bulk_jobs import RUN_CLAIM_S
-from activities.deletion.claims_and_causes import own_workflow_claim
+from activities.deletion.claims_and_causes import own_workflow_cause, own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.pulsar.apply_certificates import CERTIFICATE, ApplyCertificates
 from activities.pulsar.apply_guards import require_apply_allowed
@@ -28,6 +28,7 @@ from activities.pulsar.inputs_and_results import (
 from activities.pulsar.journal_copies import JournalCopies
 from activities.pulsar.leased_clusters import name_apply, open_planned_cluster
 from activities.pulsar.orphan_selection import (
+    count_unconfirmed,
     get_position,
     iterate_orphans_to_delete,
     select_oldest,
@@ -43,6 +44,7 @@ from logstore.errors import (
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog import (
+    AuditLogWriter,
     CatalogIdentity,
     ClusterJournal,
     JournaledLedger,
@@ -57,7 +59,8 @@ from logstore.pulsar.plan_jobs import IDENTITY, LEDGERS_ROOT, VerifyClusterJob
 from logstore.rate_limiter import RateLimiter
 from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles
 from logstore.reconciliation.findings import (
-    CLUSTER_KINDS,
+    LEFT,
+    LEFT_UNCONFIRMED,
     RESULT,
     STOPPED,
     ApplyCounts,
@@ -70,7 +73,12 @@ from logstore.reconciliation.findings import (
     apply_counts,
     apply_run_id,
 )
-from logstore.reconciliation.services.run_checks import find_apply, find_run, require_appliable_cluster_plan
+from logstore.reconciliation.services.run_checks import (
+    find_apply,
+    find_run,
+    require_all_findings,
+    require_appliable_cluster_plan,
+)
 from logstore.stop_checks import raise_if_stopped
 
 _ONLY_THE_JOURNAL: Final = "only the journal of an earlier apply is left of this plan; plan again"
@@ -82,6 +90,7 @@ class ApplyClusterActivities:
         self,
         *,
         reconciliation: ReconciliationRuns,
+        audit_log: AuditLogWriter,
         identities: CatalogIdentity,
         journal: ClusterJournal,
         records: OwnedStore,
@@ -92,7 +101,7 @@ class ApplyClusterActivities:
     ) -> None:
         self._runs, self._identities, self._journal = reconciliation, identities, journal
         self._copies, self._cluster, self._bulk = JournalCopies(records), cluster, bulk
-        self._certificates = ApplyCertificates(records)
+        self._certificates, self._audit_log = ApplyCertificates(records), audit_log
         self._store_now_us, self._retention_s = store_now_us, finished_retention_s
 
     @define_activity(name="pulsar.begin_apply")
@@ -110,7 +119,7 @@ class ApplyClusterActivities:
         earlier = find_apply(self._runs, request.run_id)
         if earlier is not None and earlier.finished_us is not None:
             return _make_ended_scope(earlier)
-        files = self._open_all_findings(request.run_id, plan)
+        files = require_all_findings(self._open_findings(request.run_id), plan, request.run_id)
         shadow_topics = require_apply_allowed(
             plan,
             files,
@@ -128,8 +137,12 @@ class ApplyClusterActivities:
             IDENTITY: plan_run.summary[IDENTITY],
             LEDGERS_ROOT: ledgers_root,
         }
-        claim = own_workflow_claim(RUN_CLAIM_S)
-        self._runs.open_run(apply_run_id(request.run_id), RunKind.APPLY, claim=claim, summary=summary)
+        orphans = plan.findings[FindingKind.ORPHAN_LEDGER.value]
+        run = self._open_run(request.run_id, summary)
+        if RESULT in run.summary:  # the outcome of an earlier apply of the plan
+            self._runs.store_summary(run.run_id, summary)
+        scope = {"orphans": orphans, "limit": request.limit, "include_unconfirmed": request.include_unconfirmed}
+        self._record_act("apply-cluster-plan", request, scope)
         self._copies.remove_old(
             older_than_us=self._store_now_us() - round(self._retention_s * 1_000_000),
             is_run_known=lambda run_id: find_run(self._runs, run_id) is not None,
@@ -137,7 +150,7 @@ class ApplyClusterActivities:
         last = request.last or (self._find_last_ledger(files, plan, request) if request.limit else None)
         return ClusterApplyScope(
             pages=0 if request.limit and last is None else files.pages,
-            findings=plan.findings[FindingKind.ORPHAN_LEDGER.value],
+            findings=orphans,
             shadow_topics=shadow_topics,
             last=last,
         )
@@ -151,6 +164,8 @@ class ApplyClusterActivities:
         Raises: PreconditionFailed (terminal); ServiceFailed, StoreUnavailable, CatalogBusy (retry).
         """
         plan, plan_run = require_appliable_cluster_plan(self._runs, self._identities, request.run_id)
+        run = self._runs.get_run(apply_run_id(request.run_id))
+        self._open_run(request.run_id, run.summary)  # renews the claim, so that no plan removes the run as an old one
         findings = self._open_findings(request.run_id).read_page(request.page)
         fate_files = self._open_fates(request.run_id)
         fates = dict(fate_files.read_page(request.page) or {})
@@ -171,9 +186,10 @@ class ApplyClusterActivities:
     @define_activity(name="pulsar.conclude_apply")
     @send_heartbeats()
     def conclude_cluster_apply(self, request: ConcludeClusterApplyInput) -> ConcludedClusterApply:
-        """Sum up the fates, store a certificate, and free the lease.
+        """Sum up the fates, store a certificate and an audit row, and free the lease.
 
-        End the run if nothing is left to do, or if the apply was stopped and can never go on.
+        End the run if nothing is left to do, or if the apply was stopped and can never go on. Otherwise the run keeps
+        the outcome until the next apply of the plan.
 
         Idempotency: the result of an ended run stays. Counts come from files, and the certificate from the journal.
         Raises: PreconditionFailed (terminal); ServiceFailed, StoreUnavailable, CatalogBusy (retry).
@@ -181,15 +197,27 @@ class ApplyClusterActivities:
         plan, plan_run = require_appliable_cluster_plan(self._runs, self._identities, request.run_id)
         run = self._runs.get_run(apply_run_id(request.run_id))
         if run.finished_us is None:
-            total, remaining = self._sum_fates(plan, request)
-            outcome = {RESULT: asdict(total), STOPPED: request.stopped, "left": remaining}
+            total, left = self._sum_fates(plan, request)
+            outcome = {RESULT: asdict(total), STOPPED: request.stopped, **left}
             certificate = self._issue_certificate(plan_run, run, request, outcome)
-            if not remaining or (request.stopped and not request.can_go_on):
-                self._runs.close_run(run.run_id, {**run.summary, **outcome, CERTIFICATE: certificate})
+            self._record_act("applied-cluster-plan", request, {**outcome, CERTIFICATE: certificate})
+            is_over = not left[LEFT] or (request.stopped and not request.can_go_on)
+            store = self._runs.close_run if is_over else self._runs.store_summary
+            store(run.run_id, {**run.summary, **outcome, CERTIFICATE: certificate})
         else:
             total, certificate = apply_counts(run.summary), run.summary.get(CERTIFICATE, "")
         self._cluster.release_lease(self._holder(request.run_id))
         return ConcludedClusterApply(counts=total, certificate=certificate)
+
+    def _open_run(self, run_id: str, summary: Mapping[str, Any]) -> ReconciliationRun:
+        claim = own_workflow_claim(RUN_CLAIM_S)
+        return self._runs.open_run(apply_run_id(run_id), RunKind.APPLY, claim=claim, summary=summary)
+
+    def _record_act(
+        self, act: str, request: BeginClusterApplyInput | ConcludeClusterApplyInput, detail: Mapping[str, Any]
+    ) -> None:
+        cause = own_workflow_cause(request.actor, request.reason)
+        self._audit_log.record_act(act, cause, detail={"plan": request.run_id, **detail})
 
     def _issue_certificate(
         self,
@@ -209,14 +237,6 @@ class ApplyClusterActivities:
         }
         certificate = self._certificates.issue(run, self._journal, conclusion)
         return certificate.key if certificate else ""
-
-    def _open_all_findings(self, run_id: str, plan: PlanOrScrubResult) -> FindingFiles:
-        """Open the findings, and count them. The time grows with the number of pages."""
-        files = self._open_findings(run_id)
-        counts = {kind.value: rows for kind, (rows, _) in files.count_findings_and_bytes_by_kind(CLUSTER_KINDS).items()}
-        if counts != plan.findings:
-            raise PreconditionFailed(f"plan {run_id}: expected its findings, {plan.findings}, found {counts}")
-        return files
 
     def _open_findings(self, run_id: str) -> FindingFiles:
         published = self._bulk.find_published_summary(run_id, VerifyClusterJob.name)
@@ -290,10 +310,13 @@ class ApplyClusterActivities:
         oldest = select_oldest(orphans, request.limit)
         return get_position(*oldest[-1]) if oldest else None
 
-    def _sum_fates(self, plan: PlanOrScrubResult, request: ConcludeClusterApplyInput) -> tuple[ApplyCounts, int]:
-        """Return the counts of all pages, and the number of orphan ledgers that a later apply may delete."""
-        files, fate_files = self._open_all_findings(request.run_id, plan), self._open_fates(request.run_id)
-        total, remaining = ApplyCounts(), 0
+    def _sum_fates(
+        self, plan: PlanOrScrubResult, request: ConcludeClusterApplyInput
+    ) -> tuple[ApplyCounts, dict[str, int]]:
+        """Return the counts of all pages, and those of orphan ledgers that a later apply may delete."""
+        files = require_all_findings(self._open_findings(request.run_id), plan, request.run_id)
+        fate_files = self._open_fates(request.run_id)
+        total, left = ApplyCounts(), {LEFT: 0, LEFT_UNCONFIRMED: 0}
         for page in range(files.pages):
             raise_if_stopped()
             findings, fates = files.read_page(page), fate_files.read_page(page) or {}
@@ -301,8 +324,9 @@ class ApplyClusterActivities:
                 findings, fates, plan, include_unconfirmed=request.include_unconfirmed
             )
             total = add_apply_counts(total, finding_fates.count_fates(findings, fates | unconfirmed))
-            remaining += len(orphans) + len(unconfirmed)
-        return total, remaining
+            left[LEFT] += len(orphans) + len(unconfirmed)
+            left[LEFT_UNCONFIRMED] += len(unconfirmed) + count_unconfirmed(orphans.values(), plan)
+        return total, left
 
 
 def _make_ended_scope(run: ReconciliationRun) -> ClusterApplyScope:

@@ -84,12 +84,16 @@ class ConcludedClusterApply:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginUndoInput:
     run_id: str  # of the plan
+    actor: str
+    reason: str = ""
     ledger_ids: list[int] = field(default_factory=list)  # that the journal must have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoPageInput:
     run_id: str  # of the plan
+    actor: str
+    reason: str = ""
     after: int  # restore ledgers of the journal with higher ids
     ledger_ids: list[int] = field(default_factory=list)  # only these; empty: all
 

@@ -38,6 +38,10 @@ def select_orphans(
     return orphans, unconfirmed
 
 
+def count_unconfirmed(findings: Iterable[Finding], plan: PlanOrScrubResult) -> int:
+    return sum(not is_confirmed(finding, plan) for finding in findings)
+
+
 def iterate_orphans_to_delete(
     files: FindingFiles, fate_files: FateFiles | None, plan: PlanOrScrubResult, *, include_unconfirmed: bool
 ) -> Iterator[tuple[int, Finding]]:

@@ -4,17 +4,19 @@ A ledger whose znode is back is readable again as long as bookies have its entri
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from itertools import chain
+from typing import Any, Final
 
 from activities.bulk_jobs import RUN_CLAIM_S
-from activities.deletion.claims_and_causes import own_workflow_claim
+from activities.deletion.claims_and_causes import own_workflow_cause, own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.pulsar.inputs_and_results import BeginUndoInput, UndonePage, UndoPageInput
 from activities.pulsar.journal_copies import JournalCopies, find_or_read_back_apply
 from activities.pulsar.leased_clusters import name_apply, name_undo, open_planned_cluster
 from logstore.errors import UnknownObject
-from logstore.ports.catalog import CatalogIdentity, ClusterJournal, JournaledLedger, ReconciliationRuns
+from logstore.ports.catalog import AuditLogWriter, CatalogIdentity, ClusterJournal, JournaledLedger, ReconciliationRuns
 from logstore.ports.object_storage import OwnedStore
 from logstore.ports.pulsar_cluster import PulsarClusterAccess
 from logstore.pulsar.plan_jobs import IDENTITY
@@ -29,12 +31,13 @@ class UndoClusterActivities:
         self,
         *,
         reconciliation: ReconciliationRuns,
+        audit_log: AuditLogWriter,
         identities: CatalogIdentity,
         journal: ClusterJournal,
         records: OwnedStore,
         cluster: PulsarClusterAccess,
     ) -> None:
-        self._runs, self._identities = reconciliation, identities
+        self._runs, self._audit_log, self._identities = reconciliation, audit_log, identities
         self._journal, self._copies, self._cluster = journal, JournalCopies(records), cluster
 
     @define_activity(name="pulsar.begin_undo")
@@ -55,6 +58,7 @@ class UndoClusterActivities:
             found = ", ".join(map(str, unknown_ids[:_MAX_IDS_IN_MESSAGE])) + (f" and {others:,} more" * (others > 0))
             expected = f"ledgers that applies of {request.run_id} have deleted"
             raise UnknownObject("ledger", expected=expected, found=found)
+        self._record_act("undo-cluster-plan", request, {"chosen": len(request.ledger_ids)})
 
     @define_activity(name="pulsar.undo_page")
     @send_heartbeats()
@@ -84,8 +88,15 @@ class UndoClusterActivities:
         self._journal.store_undo_results(run.run_id, undone)
         if len(ledgers) < _LEDGERS_PER_PAGE:  # an attempt that wakes up behind the end of the undo keeps no lease
             self._cluster.release_lease(holder)
-        counts = Counter(each.restoration for each in undone) + Counter(each.stored_data for each in undone)
-        return UndonePage(counts={str(name): count for name, count in counts.items()}, last=ledgers[-1].ledger_id)
+        results_seen = chain.from_iterable((each.restoration, each.stored_data) for each in undone)
+        counts = {str(name): count for name, count in Counter(results_seen).items()}
+        last = ledgers[-1].ledger_id
+        self._record_act("undone-cluster-plan", request, {"counts": counts, "after": request.after, "last": last})
+        return UndonePage(counts=counts, last=last)
+
+    def _record_act(self, act: str, request: BeginUndoInput | UndoPageInput, detail: Mapping[str, Any]) -> None:
+        cause = own_workflow_cause(request.actor, request.reason)
+        self._audit_log.record_act(act, cause, detail={"plan": request.run_id, **detail})
 
     def _list_ledgers(self, request: UndoPageInput, *, limit: int) -> list[JournaledLedger]:
         return self._journal.list_ledgers(

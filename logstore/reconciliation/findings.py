@@ -141,6 +141,12 @@ RESULT = "result"
 STOPPED = "stopped"
 """Key in the summary of an apply in a cluster: what the plan did not expect, as a sentence. Empty: nothing."""
 
+LEFT = "left"
+"""Key in the summary of an apply in a cluster: number of orphan ledgers that a later apply may delete."""
+
+LEFT_UNCONFIRMED = "left_unconfirmed"
+"""Key in the summary of an apply in a cluster: those of `LEFT` that only an apply of unconfirmed ledgers deletes."""
+
 
 def plan_result(summary: Mapping[str, Any]) -> PlanOrScrubResult:
     return PlanOrScrubResult(**_known_fields(PlanOrScrubResult, summary[RESULT]))

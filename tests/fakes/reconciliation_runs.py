@@ -72,6 +72,12 @@ class FakeReconciliationRuns:
         if claimed_run.run.finished_us is None:
             claimed_run.run = replace(claimed_run.run, finished_us=self.now_us, summary=dict(summary))
 
+    def store_summary(self, run_id: str, summary: Mapping[str, Any]) -> None:
+        """See the port."""
+        claimed_run = self._runs[run_id]
+        if claimed_run.run.finished_us is None:
+            claimed_run.run = replace(claimed_run.run, summary=dict(summary))
+
     def get_run(self, run_id: str) -> ReconciliationRun:
         """See the port."""
         if run_id not in self._runs:

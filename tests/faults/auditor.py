@@ -457,7 +457,9 @@ def _find_unfinished_work(observation: Observation) -> Iterator[str]:
         yield f"ledger {LONG_GONE_LEDGER} went long ago, and its row was not forgotten"
 
 
-_REPEATABLE_ACTS = {"unload", "pass-over-segments", "abort-transactions", "aborted-transactions"}
+_REPEATABLE_ACTS = {"unload", "pass-over-segments", "abort-transactions", "aborted-transactions"} | {
+    f"{verb}-cluster-plan" for verb in ("apply", "applied", "undo", "undone")
+}
 """Acts of which a job has several: one for each page or bundle, and one more for each attempt that was repeated."""
 
 

@@ -123,6 +123,7 @@ class ClusterJobs:
         with self.open_catalog() as catalog:
             activities = ApplyClusterActivities(
                 reconciliation=catalog.reconciliation,
+                audit_log=catalog.audit_log,
                 identities=catalog.identities,
                 journal=catalog.cluster_journal,
                 records=cast("OwnedStore", self.records),
@@ -148,15 +149,16 @@ class ClusterJobs:
         with self.open_catalog() as catalog:
             activities = UndoClusterActivities(
                 reconciliation=catalog.reconciliation,
+                audit_log=catalog.audit_log,
                 identities=catalog.identities,
                 journal=catalog.cluster_journal,
                 records=cast("OwnedStore", self.records),
                 cluster=PulsarClusterOfSettings(self.settings),
             )
-            _run(activities.begin_undo, BeginUndoInput(run_id=RUN_ID))
+            _run(activities.begin_undo, BeginUndoInput(run_id=RUN_ID, actor="tests"))
             after: int | None = -1
             while after is not None:
-                page = _run(activities.undo_page, UndoPageInput(run_id=RUN_ID, after=after))
+                page = _run(activities.undo_page, UndoPageInput(run_id=RUN_ID, actor="tests", after=after))
                 counts = {name: counts.get(name, 0) + page.counts.get(name, 0) for name in counts | page.counts}
                 after = page.last
         return counts

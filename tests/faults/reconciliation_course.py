@@ -175,12 +175,13 @@ class ReconciliationOperators(MainJobOperators):
         self.world.cluster.znode_states.clear()
 
     def apply_cluster(self) -> None:
-        """Delete what the plan of the turn found in the cluster. Each deleted ledger is in the journal."""
+        """Delete what the plan of the turn found in the cluster, by two applies. The journal has each deleted ledger."""
         run_id = f"pulsar-{self._turn}"
-        request = ApplyPulsarInput(run_id=run_id, max_orphan_share=1.0, **TEST_CAUSE)
-        applied = self._start("apply cluster", ApplyPulsar, request, APPLY_PULSAR.id(run_id))
-        self._work()
-        assert self.driver.server.executions[applied.workflow_id].status is SimulatedRunStatus.COMPLETED
+        for label, limit in (("apply cluster", 1), ("apply cluster again", 0)):
+            request = ApplyPulsarInput(run_id=run_id, max_orphan_share=1.0, limit=limit, **TEST_CAUSE)
+            applied = self._start(label, ApplyPulsar, request, APPLY_PULSAR.id(run_id))
+            self._work()
+            assert self.driver.server.executions[applied.workflow_id].status is SimulatedRunStatus.COMPLETED
         self._once(f"once cluster {self._turn} applied", self._require_cluster_orphans_deleted)
 
     def _require_cluster_orphans_deleted(self) -> None:

@@ -41,7 +41,8 @@ _LIVE = {1: OF_TOPIC, 3: OF_CURSOR, 7: OF_SCHEMA, 8: {"application": "another"}}
 
 # Hits of each effect: begin and three pages take the lease, and each page has one request of a deletion.
 _EFFECTS_OF_APPLY = {
-    "catalog.open_run": 1,
+    "catalog.open_run": 2,
+    "catalog.record_act": 2,
     "pulsar.take_lease": 2,
     "catalog.journal_ledgers": 2,
     "pulsar.put_journal": 2,
@@ -53,6 +54,7 @@ _EFFECTS_OF_APPLY = {
     "pulsar.release_lease": 1,
 }
 _EFFECTS_OF_UNDO = {
+    "catalog.record_act": 2,
     "pulsar.take_lease": 1,
     "pulsar.restore_ledger": 4,
     "catalog.store_undo_results": 1,

@@ -165,8 +165,8 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "pulsar.begin_apply": (BeginClusterApplyInput(run_id="p", actor="me", limit=5), "at most 5 rows, run p"),
     "pulsar.apply_page": (ApplyClusterPageInput(run_id="p", page=3), "page 3, run p"),
     "pulsar.conclude_apply": (ConcludeClusterApplyInput(run_id="p", actor="me"), "run p"),
-    "pulsar.begin_undo": (BeginUndoInput(run_id="p", ledger_ids=[1, 2]), "2 ledgers: 1, 2, run p"),
-    "pulsar.undo_page": (UndoPageInput(run_id="p", after=7, ledger_ids=[1, 2]), "2 ledgers: 1, 2, run p"),
+    "pulsar.begin_undo": (BeginUndoInput(run_id="p", actor="ann", ledger_ids=[1, 2]), "2 ledgers: 1, 2, run p"),
+    "pulsar.undo_page": (UndoPageInput(run_id="p", actor="ann", after=7, ledger_ids=[1, 2]), "2 ledgers: 1, 2, run p"),
     "pulsar.begin_abort": (
         BeginAbortInput(run_id="a", transactions=["3:17"], actor="me"),
         "1 transactions: 3:17, run a",

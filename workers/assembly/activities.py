@@ -160,6 +160,7 @@ def create_activities(log: LogStore, owners: TopicOwners) -> WorkerActivities:
         ),
         cluster_applying=ApplyClusterActivities(
             reconciliation=catalog.reconciliation,
+            audit_log=catalog.audit_log,
             identities=catalog.identities,
             journal=catalog.cluster_journal,
             records=log.record_objects,
@@ -170,6 +171,7 @@ def create_activities(log: LogStore, owners: TopicOwners) -> WorkerActivities:
         ),
         cluster_undoing=UndoClusterActivities(
             reconciliation=catalog.reconciliation,
+            audit_log=catalog.audit_log,
             identities=catalog.identities,
             journal=catalog.cluster_journal,
             records=log.record_objects,

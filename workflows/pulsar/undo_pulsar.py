@@ -63,10 +63,18 @@ class UndoPulsar:
     async def _restore_pages(self) -> None:
         request = self._request
         if self._progress.last < 0:
-            begin = BeginUndoInput(run_id=request.run_id, ledger_ids=request.ledger_ids)
+            begin = BeginUndoInput(
+                run_id=request.run_id, actor=request.actor, reason=request.reason, ledger_ids=request.ledger_ids
+            )
             await workflow.execute_activity_method(UndoClusterActivities.begin_undo, begin, **_PAGE_OPTIONS)
         while True:
-            page = UndoPageInput(run_id=request.run_id, after=self._progress.last, ledger_ids=request.ledger_ids)
+            page = UndoPageInput(
+                run_id=request.run_id,
+                actor=request.actor,
+                reason=request.reason,
+                after=self._progress.last,
+                ledger_ids=request.ledger_ids,
+            )
             undone: UndonePage = await workflow.execute_activity_method(
                 UndoClusterActivities.undo_page, page, **_PAGE_OPTIONS
             )

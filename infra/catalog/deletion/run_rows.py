@@ -99,6 +99,11 @@ def set_run_summary(connection: Connection, run_id: str, summary: Mapping[str, A
     connection.execute(update(t.run).where(_R.run_id == run_id).values(summary=dict(summary)))
 
 
+def set_unfinished_run_summary(connection: Connection, run_id: str, summary: Mapping[str, Any]) -> None:
+    unfinished = (_R.run_id == run_id, _R.finished_us.is_(None))
+    connection.execute(update(t.run).where(*unfinished).values(summary=dict(summary)))
+
+
 def open_or_renew_shared_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, *, request: str) -> None:
     if insert_run_if_absent(
         connection, batch_id, DELETION_RUN_KIND, EMPTY_SUMMARY | {"request": request}, claim=claim, now_us=now_us

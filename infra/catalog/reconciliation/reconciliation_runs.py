@@ -16,6 +16,7 @@ from infra.catalog.deletion.run_rows import (
     remove_runs,
     renew_or_claim_run,
     set_run_summary,
+    set_unfinished_run_summary,
 )
 from infra.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
 from infra.catalog.engine.dialect_sql import BIG, BulkStatement, build_bulk_parameter, dataclass_from_row, is_one_of
@@ -79,6 +80,11 @@ class SqlReconciliationRuns(CatalogAdapter):
         if finish_run(connection, run_id, self._db.now_us(connection)) is not None:
             set_run_summary(connection, run_id, summary)
 
+    @in_write_transaction("catalog.store_run_summary")
+    def store_summary(self, connection: Connection, run_id: str, summary: Mapping[str, Any]) -> None:
+        _require_run(connection, run_id)
+        set_unfinished_run_summary(connection, run_id, summary)
+
     def get_run(self, run_id: str) -> ReconciliationRun:
         return self._db.read(lambda connection: _run_from_row(_require_run(connection, run_id)))
 
@@ -90,7 +96,8 @@ class SqlReconciliationRuns(CatalogAdapter):
     def remove_old_runs(self, connection: Connection, *, older_than_s: float, limit: int) -> list[str]:
         now = self._db.now_us(connection)
         newest_plans = [_read_newest_finished(connection, kind) for kind in (RunKind.PLAN, RunKind.CLUSTER_PLAN)]
-        old = and_(_R.created_us < now - int(older_than_s * 1_000_000), ~match_held_runs(now))
+        last_work_us = func.coalesce(_R.finished_us, _R.claim_until_us, _R.created_us)
+        old = and_(last_work_us < now - int(older_than_s * 1_000_000), ~match_held_runs(now))
         unfinished_applies = select(_R.run_id).where(_R.kind == RunKind.APPLY.value, _R.finished_us.is_(None), ~old)
         needed_run_ids = {*newest_plans, *map(plan_run_id, connection.execute(unfinished_applies).scalars())}
         page = (

@@ -100,6 +100,12 @@ class ReconciliationRuns(Protocol):
     def close_run(self, run_id: str, summary: Mapping[str, Any]) -> None:
         """Finish a run and store `summary`. A finished run does not change. Raise `UnknownObject` for an unknown id."""
 
+    def store_summary(self, run_id: str, summary: Mapping[str, Any]) -> None:
+        """Replace the summary of an unfinished run. A finished run does not change.
+
+        Raise `UnknownObject` for an unknown id.
+        """
+
     def get_run(self, run_id: str) -> ReconciliationRun:
         """Return one run. Raise `UnknownObject` if no run has this id."""
 
@@ -109,6 +115,7 @@ class ReconciliationRuns(Protocol):
     def remove_old_runs(self, *, older_than_s: float, limit: int) -> list[str]:
         """Remove old runs on which no workflow works. Return the ids of the removed runs.
 
+        The age of a run counts from its end. If it has not finished, its age counts from the end of its last claim.
         The newest finished plan of the own store stays, and that of a Pulsar cluster. A plan with an unfinished apply
         also stays. The caller then removes the output of the removed runs. If the caller dies first, the next plan
         removes the remaining files.

@@ -6,7 +6,7 @@ from logstore.errors import PreconditionFailed, StaleCatalog, UnknownObject
 from logstore.ports.catalog import CatalogIdentity, ReconciliationRun, ReconciliationRuns, RunKind
 from logstore.pulsar.plan_jobs import IDENTITY
 from logstore.reconciliation.finding_files import FindingFiles
-from logstore.reconciliation.findings import PlanOrScrubResult, apply_run_id, plan_result
+from logstore.reconciliation.findings import FindingKind, PlanOrScrubResult, apply_run_id, plan_result
 
 
 def require_finished_plan(run: ReconciliationRun) -> PlanOrScrubResult:
@@ -133,7 +133,8 @@ def require_epoch(runs: ReconciliationRuns, planned_epoch: int, run_id: str) -> 
 
 def require_all_findings(files: FindingFiles, plan: PlanOrScrubResult, run_id: str) -> FindingFiles:
     """Return `files`. Raise `PreconditionFailed` if the counts by kind differ from the plan's result."""
-    counts = {kind.value: rows for kind, (rows, _) in files.count_findings_and_bytes_by_kind().items() if rows}
+    totals = files.count_findings_and_bytes_by_kind(FindingKind)
+    counts = {kind.value: rows for kind, (rows, _) in totals.items() if rows}
     expected = {kind: rows for kind, rows in plan.findings.items() if rows}  # another build may have other kinds
     if counts != expected:
         raise PreconditionFailed(f"plan {run_id}: expected its findings, {expected}, found {counts}")

@@ -173,7 +173,7 @@ def test_torn_or_foreign_object_is_refused_by_name(
         read_back(world)
     assert str(refused.value).startswith(f"{new_key}: expected ")
     with pytest.raises(PreconditionFailed):
-        run(world.activities.cluster_undoing.begin_undo, BeginUndoInput(run_id="pulsar-1"))
+        run(world.activities.cluster_undoing.begin_undo, BeginUndoInput(run_id="pulsar-1", actor="tests"))
 
 
 def test_flipped_bit_is_noticed(world: World, records: FakeObjectStore) -> None:
@@ -238,8 +238,8 @@ def test_copies_of_a_young_apply_stay_together(records: FakeObjectStore) -> None
 def test_undo_names_ledgers_that_the_journal_does_not_have(world: World, records: FakeObjectStore) -> None:
     store(records, *range(20))
     begin = world.activities.cluster_undoing.begin_undo
-    run(begin, BeginUndoInput(run_id="pulsar-1", ledger_ids=[7, 19]))
+    run(begin, BeginUndoInput(run_id="pulsar-1", actor="tests", ledger_ids=[7, 19]))
     with pytest.raises(UnknownObject, match=r"ledger: expected ledgers that applies of pulsar-1 .*found '20, 21'"):
-        run(begin, BeginUndoInput(run_id="pulsar-1", ledger_ids=[7, 21, 20]))
+        run(begin, BeginUndoInput(run_id="pulsar-1", actor="tests", ledger_ids=[7, 21, 20]))
     with pytest.raises(UnknownObject, match="49 and 70 more'"):
-        run(begin, BeginUndoInput(run_id="pulsar-1", ledger_ids=list(range(40, 120))))
+        run(begin, BeginUndoInput(run_id="pulsar-1", actor="tests", ledger_ids=list(range(40, 120))))

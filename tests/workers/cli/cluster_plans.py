@@ -12,7 +12,17 @@ from activities.reconciliation.finding_fates import page_fate_files
 from logstore.ports.catalog import Claim, RunKind
 from logstore.pulsar.plan_jobs import NO_OFFLOAD_BUCKET
 from logstore.reconciliation.finding_files import FateOfFinding, FindingFiles, findings_to_table
-from logstore.reconciliation.findings import CLUSTER_KINDS, STOPPED, Finding, PlanOrScrubResult, apply_run_id
+from logstore.reconciliation.findings import (
+    CLUSTER_KINDS,
+    LEFT,
+    LEFT_UNCONFIRMED,
+    RESULT,
+    STOPPED,
+    ApplyCounts,
+    Finding,
+    PlanOrScrubResult,
+    apply_run_id,
+)
 from tests.fakes.reconciliation_runs import FakeReconciliationRuns
 from tests.workers.cli.fakes import FakeJobHandle
 from workflows.pulsar.job_definitions import PlanPulsarResult
@@ -63,7 +73,14 @@ class PlannedCluster:
         page_fate_files(self._folder).write_page(0, fates)
 
     def end_apply(self, *, stopped: str) -> None:
-        self.catalog.reconciliation.close_run(apply_run_id(RUN_ID), {"folder": str(self._folder), STOPPED: stopped})
+        run = self.catalog.reconciliation.get_run(apply_run_id(RUN_ID))
+        self.catalog.reconciliation.close_run(run.run_id, {**run.summary, STOPPED: stopped})
+
+    def store_outcome(self, counts: ApplyCounts, *, left: int, unconfirmed: int, stopped: str = "") -> None:
+        """Store the outcome of an apply that is not finished."""
+        run = self.catalog.reconciliation.get_run(apply_run_id(RUN_ID))
+        outcome = {RESULT: asdict(counts), LEFT: left, LEFT_UNCONFIRMED: unconfirmed, STOPPED: stopped}
+        self.catalog.reconciliation.store_summary(run.run_id, {**run.summary, **outcome})
 
     async def plan_pulsar(self, **asked: Any) -> Any:
         self.started.append(asked)

@@ -19,7 +19,7 @@ from workflows.input_bounds import MAX_LEDGER_IDS
 from workflows.pulsar.job_definitions import ApplyPulsarResult, UndoPulsarResult
 
 _CERTIFICATE = f"cluster-certificates/apply-{RUN_ID}/0000000002-{'0' * 64}.jsonl"
-_UNDONE = JournaledLedger(
+_RESTORED = JournaledLedger(
     ledger_id=7,
     path=format_ledger_path(7),
     version=0,
@@ -59,9 +59,12 @@ class ChangingClient:
 class Journal:
     """Journal with one ledger, which an undo has put back."""
 
+    def __init__(self) -> None:
+        self.ledgers = [_RESTORED]
+
     def list_ledgers(self, run_id: str, *, after: int, **_: Any) -> list[JournaledLedger]:
         assert run_id == f"apply-{RUN_ID}"
-        return [_UNDONE] if after < _UNDONE.ledger_id else []
+        return [each for each in self.ledgers if each.ledger_id > after]
 
 
 @pytest.fixture
@@ -212,7 +215,7 @@ def test_undo_answers_each_ledger_with_its_data(run: Run, planned: PlannedCluste
     answer = document(run("orphans", "undo", RUN_ID, "--ledger", "7", "--json"))
     assert changing.asked[0]["ledger_ids"] == [7]
     assert answer["counts"] == {"restored": 1, "stored": 1}
-    assert answer["ledgers"] == [{"ledger_id": 7, "path": _UNDONE.path, "znode": "restored", "data": "stored"}]
+    assert answer["ledgers"] == [{"ledger_id": 7, "path": _RESTORED.path, "znode": "restored", "data": "stored"}]
 
 
 def test_undo_says_what_a_ledger_without_references_or_data_means(
@@ -222,8 +225,60 @@ def test_undo_says_what_a_ledger_without_references_or_data_means(
     answer = run("orphans", "undo", RUN_ID)
     assert "Nothing in Pulsar reads it until something refers to it" in " ".join(answer.stderr.split())
     assert "no bookie has entries" not in answer.stderr
-    changing.undone = {"restored": 1, "gone": 1}
-    assert "no bookie has entries" in " ".join(run("orphans", "undo", RUN_ID).stderr.split())
+
+
+def test_undo_that_brings_not_everything_back_says_how_much_and_exits_with_partial(
+    run: Run, planned: PlannedCluster, changing: ChangingClient
+) -> None:
+    planned.store_apply([])
+    planned.catalog.cluster_journal.ledgers = [
+        _RESTORED,
+        replace(_RESTORED, ledger_id=8, stored_data="gone"),
+        replace(_RESTORED, ledger_id=9, stored_data="gone"),
+        replace(_RESTORED, ledger_id=10, restoration="occupied"),
+        replace(_RESTORED, ledger_id=11, stored_data="unknown"),
+    ]
+    told = run("orphans", "undo", RUN_ID, "--json")
+    failures = document(told, 5)["failed"]
+    assert [failure["id"] for failure in failures] == [8, 9, 10]
+    assert failures[0]["error"].startswith("no bookie has entries of it")
+    assert failures[2]["error"] == "it was there with another value, and was not changed"
+    notes = " ".join(told.stderr.split())
+    assert "not as before: 2 ledgers. Each: no bookie has entries of it" in notes
+    assert "not as before: 1 ledgers. Each: it was there with another value" in notes
+
+
+def test_undo_whose_data_no_bookie_tells_exits_with_unreachable(
+    run: Run, planned: PlannedCluster, changing: ChangingClient
+) -> None:
+    planned.store_apply([])
+    planned.catalog.cluster_journal.ledgers = [replace(_RESTORED, stored_data="unknown"), _RESTORED]
+    assert "failed" not in document(run("orphans", "undo", RUN_ID, "--json"), 4)
+
+
+def test_list_says_what_an_apply_has_left(run: Run, planned: PlannedCluster) -> None:
+    """An apply that is at work has no outcome. One that left only unconfirmed orphans is finished."""
+    planned.store_apply([])
+    assert list_apply(run) == ("unfinished", None)
+    counts = ApplyCounts(applied={"orphan_ledger": 1}, skipped={"only a broker could rule a reference out": 3})
+    planned.store_outcome(counts, left=3, unconfirmed=3)
+    assert list_apply(run) == ("finished", {"confirmed": 0, "unconfirmed": 3, "stopped": None})
+    shown = " ".join(run("orphans", "list").stdout.split())
+    assert "1 applied, 3 kept; 3 unconfirmed left: --include-unconfirmed deletes them" in shown
+    planned.store_outcome(counts, left=4, unconfirmed=3)
+    assert list_apply(run) == ("unfinished", {"confirmed": 1, "unconfirmed": 3, "stopped": None})
+    assert "4 left: apply again" in " ".join(run("orphans", "list").stdout.split())
+    planned.store_outcome(counts, left=3, unconfirmed=3, stopped="/schemas/t/ns/a: it cannot be read")
+    assert list_apply(run)[0] == "unfinished"
+    assert "stopped: /schemas/t/ns/a: it cannot be read" in " ".join(run("orphans", "list").stdout.split())
+    planned.end_apply(stopped="")
+    assert list_apply(run) == ("finished", None)
+
+
+def list_apply(run: Run) -> tuple[str, dict[str, Any] | None]:
+    """Return state and rest of the only apply, as `orphans list` shows them."""
+    (row,) = (row for row in document(run("orphans", "list", "--json")) if row["kind"] == "apply")
+    return row["state"], row["left"]
 
 
 @pytest.mark.parametrize("run_id", ["pulsar-none", RUN_ID])

@@ -1,5 +1,6 @@
 """Plans of a cluster, and what they find."""
 
+from collections.abc import Collection
 from typing import Any
 
 from temporalio.client import WorkflowHandle
@@ -29,7 +30,7 @@ def run_id(house: WorkflowHarness) -> str:
     return f"pulsar-{house.queue}"
 
 
-def orphan_ledger(ledger_id: int) -> Finding:
+def orphan_ledger(ledger_id: int, *, confirmed: bool = True) -> Finding:
     """A ledger of a managed ledger that is gone, as a plan finds it."""
     return Finding(
         kind=FindingKind.ORPHAN_LEDGER,
@@ -46,7 +47,7 @@ def orphan_ledger(ledger_id: int) -> Finding:
             "component": "managed-ledger",
             "owner": "managed-ledgers/t/ns/persistent/gone",
             "verdict": LedgerVerdict.OWNER_ABSENT.value,
-            "confirmed": "true",
+            "confirmed": str(confirmed).lower(),
         },
         detail="nothing refers to it, and its owner does not exist",
     )
@@ -64,9 +65,11 @@ async def plan(house: WorkflowHarness, **more: Any) -> ClusterPlan:
     )
 
 
-async def planned(house: WorkflowHarness, *ledger_ids: int) -> None:
+async def planned(house: WorkflowHarness, *ledger_ids: int, unconfirmed_ids: Collection[int] = ()) -> None:
     """Finish the house's plan, which finds these ledgers of the cluster."""
-    house.world.bulk.cluster_findings = [orphan_ledger(ledger_id) for ledger_id in ledger_ids]
+    house.world.bulk.cluster_findings = [
+        orphan_ledger(ledger_id, confirmed=ledger_id not in unconfirmed_ids) for ledger_id in ledger_ids
+    ]
     house.world.cluster.ledgers |= dict.fromkeys(ledger_ids, b"ledger")
     async with house.worker():
         await (await plan(house)).result()

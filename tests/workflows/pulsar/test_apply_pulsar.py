@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowExecutionStatus
 
-from logstore.reconciliation.findings import apply_run_id
+from logstore.reconciliation.findings import LEFT, LEFT_UNCONFIRMED, apply_run_id
 from tests.workflows.pulsar.cluster_plans import apply, planned, run_id, undo
 from tests.workflows.workflow_harness import WorkflowHarness
 from workflows.pulsar.job_definitions import ApplyPulsarResult
@@ -48,6 +48,75 @@ async def test_repeated_limits_delete_all_and_then_nothing(house: WorkflowHarnes
         left.append(len(house.world.cluster.ledgers))
     assert left == [1, 0, 0]
     assert is_finished(house)
+
+
+async def test_unconfirmed_ledgers_that_are_left_are_counted_and_deleted_by_a_later_apply(
+    house: WorkflowHarness,
+) -> None:
+    house.world.bulk.page = 1
+    await planned(house, 101, 102, unconfirmed_ids={102})
+    await apply_to_its_end(house)
+    run = house.world.catalog.reconciliation.get_run(apply_run_id(run_id(house)))
+    assert (run.summary[LEFT], run.summary[LEFT_UNCONFIRMED], run.finished_us) == (1, 1, None)
+    result = await apply_to_its_end(house, include_unconfirmed=True, limit=1, reason="all")
+    assert (result.done.applied, is_finished(house)) == ({"orphan_ledger": 2}, True)
+    run = house.world.catalog.reconciliation.get_run(apply_run_id(run_id(house)))
+    assert (run.summary[LEFT], run.summary["reason"]) == (0, "all")
+
+
+async def test_apply_at_work_has_no_outcome_of_an_earlier_one(house: WorkflowHarness) -> None:
+    await planned(house, 101, 102)
+    await apply_to_its_end(house, limit=1)
+    outcomes = []
+
+    def note_outcome() -> None:
+        run = house.world.catalog.reconciliation.get_run(apply_run_id(run_id(house)))
+        outcomes.append((LEFT in run.summary, run.summary["reason"]))
+
+    house.world.cluster.before_change = note_outcome
+    await apply_to_its_end(house, reason="the rest")
+    assert outcomes == [(False, "the rest")]
+
+
+async def test_each_page_renews_the_claim_of_the_run(house: WorkflowHarness) -> None:
+    """A plan that begins meanwhile removes old runs on which nobody works."""
+    house.world.bulk.page = 1
+    await planned(house, 101, 102)
+    removed = []
+
+    def remove_old_runs() -> None:
+        runs = house.world.catalog.reconciliation
+        removed.extend(runs.remove_old_runs(older_than_s=3_600, limit=9))
+        house.world.sql("UPDATE run SET created_us = 1, claim_until_us = 1 WHERE finished_us IS NULL")
+
+    house.world.cluster.before_change = remove_old_runs
+    result = await apply_to_its_end(house)
+    assert removed == []
+    assert result.done.applied == {"orphan_ledger": 2}
+
+
+async def test_audit_log_has_applies_and_undos(house: WorkflowHarness) -> None:
+    await planned(house, 101, 102)
+    await apply_to_its_end(house, reason="clean-up")
+    async with house.worker():
+        await (await undo(house, 101)).result()
+    undone, begun_undo, applied, begun_apply = house.world.catalog.inspection.list_audit_entries(limit=4)
+    assert [each.act for each in (begun_apply, applied, begun_undo, undone)] == [
+        "apply-cluster-plan",
+        "applied-cluster-plan",
+        "undo-cluster-plan",
+        "undone-cluster-plan",
+    ]
+    assert {(each.actor, each.reason, each.workflow_id) for each in (begun_apply, applied)} == {
+        ("tests", "clean-up", f"apply-pulsar/{run_id(house)}")
+    }
+    assert {(each.actor, each.workflow_id) for each in (begun_undo, undone)} == {
+        ("tests", f"undo-pulsar/{run_id(house)}")
+    }
+    assert {each.detail["plan"] for each in (begun_apply, applied, begun_undo, undone)} == {run_id(house)}
+    result: Any = applied.detail["result"]
+    assert (begun_apply.detail["orphans"], result["applied"]) == (2, {"orphan_ledger": 2})
+    assert (begun_undo.detail["chosen"], undone.detail["counts"]) == (1, {"restored": 1, "stored": 1})
 
 
 async def test_surprise_ends_the_plan_for_good(house: WorkflowHarness) -> None:

@@ -100,6 +100,7 @@ async def working(
     )
     applying = ApplyClusterActivities(
         reconciliation=catalog.reconciliation,
+        audit_log=catalog.audit_log,
         identities=catalog.identities,
         journal=catalog.cluster_journal,
         records=house.world.record_objects,
@@ -110,6 +111,7 @@ async def working(
     )
     undoing = UndoClusterActivities(
         reconciliation=catalog.reconciliation,
+        audit_log=catalog.audit_log,
         identities=catalog.identities,
         journal=catalog.cluster_journal,
         records=house.world.record_objects,

@@ -9,7 +9,7 @@ from logstore.failpoints import arm
 from logstore.ports.catalog.reconciliation_runs import ReconciliationRun, RunKind
 from tests.contracts.catalog.reconciliation.steps import file
 from tests.contracts.catalog.steps import filled, new_topic, newborn, race
-from tests.contracts.catalog.worlds import CAUSE, World, claim
+from tests.contracts.catalog.worlds import CAUSE, SqlWorld, World, claim
 
 pytestmark = pytest.mark.postgres
 
@@ -50,6 +50,20 @@ def test_run_keeps_what_it_began_with_until_it_is_finished(world: World) -> None
     assert done.finished_us is not None
     assert done.finished_us >= begun.created_us
     assert _open(world, "plan-1", by="another") == done
+
+
+def test_unfinished_run_gets_another_summary_and_a_finished_one_does_not(world: World) -> None:
+    port = world.catalog.reconciliation
+    for run_id in ("plan-1", "plan-2"):
+        _open(world, run_id)
+    port.store_summary("plan-1", {"left": 2})
+    assert (port.get_run("plan-1").summary, port.get_run("plan-1").finished_us) == ({"left": 2}, None)
+    assert port.get_run("plan-2").summary == {"older_than_s": 3600.5, "inventories": ["a"]}
+    port.close_run("plan-1", {"left": 0})
+    port.store_summary("plan-1", {"left": 2})
+    assert port.get_run("plan-1").summary == {"left": 0}
+    with pytest.raises(UnknownObject, match="run id"):
+        port.store_summary("nothing", {})
 
 
 def test_run_is_held_by_one_workflow_at_a_time(world: World) -> None:
@@ -121,6 +135,20 @@ def test_forget_removes_old_runs_but_those_at_work_and_the_newest_finished_plan(
     assert {*first, *port.remove_old_runs(older_than_s=_SOON, limit=9)} == gone
     assert port.remove_old_runs(older_than_s=_SOON, limit=9) == []
     assert world.rows().runs == sorted({"batch-1", "d-at-work", kept})
+
+
+def test_age_of_a_run_counts_from_its_last_work(sql_world: SqlWorld) -> None:
+    """Its undo needs the journal of an apply that began long ago and has just ended, or lost its claim."""
+    port = sql_world.catalog.reconciliation
+    for run_id, ttl_s in (("ended", 60.0), ("lapsed", -1.0)):
+        _open(sql_world, run_id, RunKind.APPLY, ttl_s=ttl_s)
+    port.close_run("ended", {})
+    sql_world.sql("UPDATE run SET created_us = 1")
+    assert port.remove_old_runs(older_than_s=3_600, limit=9) == []
+    sql_world.sql("UPDATE run SET finished_us = 1 WHERE finished_us IS NOT NULL")
+    assert port.remove_old_runs(older_than_s=3_600, limit=9) == ["ended"]
+    sql_world.lapse("lapsed")
+    assert port.remove_old_runs(older_than_s=3_600, limit=9) == ["lapsed"]
 
 
 def test_forget_keeps_the_newest_finished_plan_of_each_kind(world: World) -> None:
