@@ -175,7 +175,7 @@ class ReconciliationOperators(MainJobOperators):
         self.world.cluster.znode_states.clear()
 
     def apply_cluster(self) -> None:
-        """Delete what the plan of the turn found in the cluster, by two applies. The journal has each deleted ledger."""
+        """Delete what the plan of the turn found in the cluster, by two applies. The journal has all of it."""
         run_id = f"pulsar-{self._turn}"
         for label, limit in (("apply cluster", 1), ("apply cluster again", 0)):
             request = ApplyPulsarInput(run_id=run_id, max_orphan_share=1.0, limit=limit, **TEST_CAUSE)
