@@ -78,17 +78,17 @@ class OrphanRecheck:
             UnreadableClusterState: Something that may refer to a ledger cannot be read.
         """
         owner_by_ledger = {ledger.ledger_id: _parse_owner(ledger) for ledger in ledgers}
-        # Versions are read before values: if an owner changes in between, a check of its version fails.
-        znodes = self._reader.read(sorted({owner.path for owner in owner_by_ledger.values()}))
-        versions = {path: znode.version if znode else None for path, znode in znodes}
+        # Owners are read before everything else: if one changes after that, a check of its version fails.
+        owner_znodes = self._owners.read_owners(owner_by_ledger.values())
         self._require_unreferenced(owner_by_ledger)
-        lookups = self._owners.look_up(owner_by_ledger)
+        lookups = self._owners.judge_owners(owner_by_ledger, owner_znodes)
         for ledger_id, owner in owner_by_ledger.items():
             judgement = judge_owner_lookup(owner, lookups[ledger_id])
             if not judgement.verdict.is_orphan:
                 raise UnexpectedClusterState(f"ledger {ledger_id}: expected an orphan, found that {judgement.reason}")
         return {
-            ledger_id: OwnerVersion(owner.path, versions[owner.path]) for ledger_id, owner in owner_by_ledger.items()
+            ledger_id: OwnerVersion(owner.path, znode.version if (znode := owner_znodes[owner.path]) else None)
+            for ledger_id, owner in owner_by_ledger.items()
         }
 
     def _require_unreferenced(self, owner_by_ledger: Mapping[int, StatedOwner]) -> None:

@@ -1,6 +1,6 @@
 """Look-up of ledgers' stated owners by name: whether an owner exists, and to which ledgers it refers now."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from infra.pulsar.bookie_reads import BookieDirectory
@@ -34,17 +34,24 @@ class OwnerDirectory:
         self._bookies = BookieDirectory(reader, ledgers_root)
 
     def look_up(self, owner_by_ledger_id: Mapping[int, StatedOwner]) -> dict[int, OwnerLookup]:
-        """Return what the owners say about the ledgers. Each owner is read once, in batches.
+        """Return what the owners say about the ledgers now."""
+        return self.judge_owners(owner_by_ledger_id, self.read_owners(owner_by_ledger_id.values()))
 
-        A shadow topic's list counts as a reference.
-        """
+    def read_owners(self, owners: Iterable[StatedOwner]) -> dict[str, Znode | None]:
+        """Return the znodes of owners by path. Each is read once, in batches."""
+        return dict(self._reader.read(sorted({owner.path for owner in owners})))
+
+    def judge_owners(
+        self, owner_by_ledger_id: Mapping[int, StatedOwner], znode_by_path: Mapping[str, Znode | None]
+    ) -> dict[int, OwnerLookup]:
+        """Return what these znodes of owners say about the ledgers. A shadow topic's list counts as a reference."""
         ledger_ids_by_owner: dict[StatedOwner, list[int]] = {}
         for ledger_id, owner in owner_by_ledger_id.items():
             ledger_ids_by_owner.setdefault(owner, []).append(ledger_id)
         known_tenants = self.policies.find_tenants(owner.tenant for owner in ledger_ids_by_owner)
         lookups: dict[int, OwnerLookup] = {}
-        znodes = self._reader.read([owner.path for owner in ledger_ids_by_owner])
-        for (owner, ledger_ids), (_, znode) in zip(ledger_ids_by_owner.items(), znodes, strict=True):
+        for owner, ledger_ids in ledger_ids_by_owner.items():
+            znode = znode_by_path[owner.path]
             references = self._find_references(owner, znode)
             for ledger_id in ledger_ids:
                 if references is None:
