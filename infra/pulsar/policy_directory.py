@@ -43,10 +43,22 @@ class PolicyDirectory:
         """Return those namespaces that have policies, or that brokers of this cluster use.
 
         The policies that `_reader` and `_configuration` have may be old copies: a namespace in use may have its own in
-        a store that is not known.
+        a store that is not known. Therefore a bundle that a broker owns is enough. A deleted namespace counts as used
+        until its bundles are unloaded, some minutes later. Until then its brokers may still write its managed ledgers,
+        and the next plan finds them.
         """
-        in_use = ((self._reader, root) for root in (_LOCAL_POLICIES, OWNED_NAMESPACES))
-        return self._find_names(names, (*self._policies, *in_use))
+        distinct = set(names)
+        known = self._find_names(distinct, (*self._policies, (self._reader, _LOCAL_POLICIES)))
+        return known | self._find_owned(distinct - known)
+
+    def _find_owned(self, names: Iterable[str]) -> set[str]:
+        """Return those namespaces of which a broker owns a bundle.
+
+        Brokers before Pulsar 2.9 leave the parent of the bundles behind for ever (apache/pulsar#11925).
+        """
+        parents = sorted(names)
+        znodes = self._reader.read([f"{OWNED_NAMESPACES}/{name}" for name in parents])
+        return {name for name, (_, znode) in zip(parents, znodes, strict=True) if znode is not None and znode.children}
 
     @property
     def _policies(self) -> tuple[_Folder, ...]:

@@ -187,13 +187,13 @@ def test_pending_acknowledgements_of_a_subscription_with_a_slash_are_kept(
     ]
 
 
-@pytest.mark.parametrize("folder", ["admin/local-policies", "namespace"])
+@pytest.mark.parametrize("path", ["admin/local-policies/t/new", "namespace/t/new/0x00000000_0xffffffff"])
 def test_a_namespace_that_brokers_use_is_no_orphan(
-    cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]], folder: str
+    cluster: KazooClient, plan: Callable[..., dict[str, BulkJobSummary]], path: str
 ) -> None:
     """The policies here are an old copy: the cluster has its own in a configuration store that is not set."""
     with filled(cluster):
-        write(cluster, f"{folder}/t/new", b"{}")
+        write(cluster, path, b"{}")
         for namespace in ("new", "gone"):
             write(cluster, f"managed-ledgers/t/{namespace}/persistent/a", wire.managed_ledger([1]))
         findings = findings_of(plan())

@@ -150,13 +150,22 @@ def test_an_orphan_managed_ledger_is_looked_up_by_its_topics_and_namespace(
     assert verify(reader, owners, [pending, slashed, homeless]) == []
 
 
-@pytest.mark.parametrize("folder", ["admin/policies", "admin/local-policies", "namespace"])
+@pytest.mark.parametrize("path", ["admin/policies/t/new", "admin/local-policies/t/new", "namespace/t/new/0x0_0xff"])
 def test_a_namespace_with_policies_or_in_use_has_no_orphan_managed_ledger(
-    cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory, folder: str
+    cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory, path: str
 ) -> None:
     homeless = write_orphan_managed_ledger(cluster, "t/new/persistent/c")
-    cluster.create(f"/{folder}/t/new", b"{}", makepath=True)
+    cluster.create(f"/{path}", b"{}", makepath=True)
     assert verify(reader, owners, [homeless]) == []
+
+
+def test_a_namespace_whose_bundles_no_broker_owns_is_not_in_use(
+    cluster: KazooClient, reader: ZnodeReader, owners: OwnerDirectory
+) -> None:
+    """Old brokers leave the parent of the bundles behind."""
+    homeless = write_orphan_managed_ledger(cluster, "t/new/persistent/c")
+    cluster.create("/namespace/t/new", b"", makepath=True)
+    assert [found.key for found in verify(reader, owners, [homeless])] == [homeless.key]
 
 
 def test_a_reference_dangles_as_long_as_its_znode_exists_and_the_ledger_does_not(
