@@ -2,9 +2,10 @@
 
 Print a Markdown table for clusters with these numbers of ledgers:
 
-    python -m workers.operations.cluster_sizing LEDGERS…
+    python -m workers.operations.cluster_sizing [--deletions-per-s N] LEDGERS…
 """
 
+import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,8 +32,11 @@ COMPARISON_SHARE: Final = 0.032
 UNLIMITED_READS_PER_S: Final = 17_000
 """Znodes that a scan reads on two cores which ZooKeeper uses, too."""
 
-UNLIMITED_DELETIONS_PER_S: Final = 2_000
-"""Ledgers that an apply looks at once more, journals and deletes on such a machine."""
+MEASURED_DELETIONS_PER_S: Final = 300
+"""Ledgers that an apply looks at once more, journals and deletes without a limit, if ten belong to a topic.
+
+Source: `docs/benchmarks.md`, on two busy cores.
+"""
 
 JOURNAL_BYTES_PER_LEDGER: Final = {"postgresql": 470, "sqlite": 416}
 """Row in the catalog with its index, of a ledger with three bookies."""
@@ -46,11 +50,13 @@ class PlannedCluster:
     ledgers: int
     orphan_share: float = 0.01
     reads_per_s: float = READS_PER_S  # 0 < reads_per_s; bounds the reads of a plan
-    deletions_per_s: float = UNLIMITED_DELETIONS_PER_S
+    deletions_per_s: int = MEASURED_DELETIONS_PER_S
 
     def __post_init__(self) -> None:
         if not 1 <= self.ledgers < 2**53:
             raise InvalidInput("ledgers", expected="1 to 2**53 - 1", found=self.ledgers)
+        if self.deletions_per_s < 1:
+            raise InvalidInput("deletions-per-s", expected="at least 1", found=self.deletions_per_s)
 
     @property
     def orphans(self) -> int:
@@ -70,12 +76,18 @@ class PlannedCluster:
         return 2 * self.scan_s + MIN_BETWEEN_SCANS_S + COMPARISON_SHARE * self.znodes / UNLIMITED_READS_PER_S
 
     @property
+    def apply_s(self) -> float:
+        return self.orphans / self.deletions_per_s
+
+    @property
     def apply_events(self) -> int:
         """Events in Temporal's history of the apply, whose pages are full."""
         return EVENTS_PER_ACTIVITY * (self.orphans // FINDINGS_PER_PAGE + 2)
 
 
 def format_cluster_table(clusters: list[PlannedCluster]) -> str:
+    """Return a table with a column for each cluster. All have the same rate of deletions."""
+    rate = clusters[0].deletions_per_s
     format_by_row: dict[str, Callable[[PlannedCluster], str]] = {
         "znodes of a scan": lambda cluster: f"{cluster.znodes:,}",
         "memory of each ZooKeeper server": lambda cluster: format_bytes(cluster.ledgers * HEAP_BYTES_PER_LEDGER),
@@ -83,7 +95,7 @@ def format_cluster_table(clusters: list[PlannedCluster]) -> str:
         "time of a plan at the default rate": lambda cluster: _format_time(cluster.plan_s),
         "files of a plan": lambda cluster: format_bytes(2 * cluster.ledgers * FACT_BYTES_PER_LEDGER),
         "orphans, if one ledger in a hundred is one": lambda cluster: f"{cluster.orphans:,}",
-        "time to delete them without a limit": lambda cluster: _format_time(cluster.orphans / cluster.deletions_per_s),
+        f"time to delete them at {rate:,} a second": lambda cluster: _format_time(cluster.apply_s),
         "time to delete them at 50 a second": lambda cluster: _format_time(cluster.orphans / 50),
         "journal in PostgreSQL": lambda cluster: format_bytes(cluster.orphans * JOURNAL_BYTES_PER_LEDGER["postgresql"]),
         "journal in the records bucket": lambda cluster: format_bytes(cluster.orphans * COPY_BYTES_PER_LEDGER),
@@ -106,4 +118,12 @@ def _format_time(seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(format_cluster_table([PlannedCluster(ledgers=int(argument)) for argument in sys.argv[1:]]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--deletions-per-s", type=int, default=MEASURED_DELETIONS_PER_S)
+    parser.add_argument("ledgers", type=int, nargs="+")
+    given = parser.parse_args()
+    sys.stdout.write(
+        format_cluster_table(
+            [PlannedCluster(ledgers=ledgers, deletions_per_s=given.deletions_per_s) for ledgers in given.ledgers]
+        )
+    )

@@ -55,6 +55,12 @@ def test_table_has_a_column_a_cluster() -> None:
     assert "| orphans, if one ledger in a hundred is one | 10,000 | 10,000,000 |" in rows
 
 
+def test_time_of_an_apply_follows_the_stated_rate() -> None:
+    cluster = cluster_sizing.PlannedCluster(ledgers=10_000_000, deletions_per_s=500)
+    rows = cluster_sizing.format_cluster_table([cluster]).splitlines()
+    assert "| time to delete them at 500 a second | 3 min |" in rows
+
+
 def test_plan_takes_two_scans_and_the_wait_between_them() -> None:
     cluster = cluster_sizing.PlannedCluster(ledgers=1_000_000, reads_per_s=13_000)
     assert cluster.scan_s == 100
@@ -64,3 +70,5 @@ def test_plan_takes_two_scans_and_the_wait_between_them() -> None:
 def test_cluster_without_ledgers_is_refused() -> None:
     with pytest.raises(InvalidInput, match="ledgers: expected 1 to"):
         cluster_sizing.PlannedCluster(ledgers=0)
+    with pytest.raises(InvalidInput, match="deletions-per-s: expected at least 1"):
+        cluster_sizing.PlannedCluster(ledgers=1, deletions_per_s=0)
