@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +9,8 @@ from logstore.reconciliation.findings import FindingKind
 from tests.e2e.shell import Inside, Shell
 from tests.pulsar_cluster.apply_demo import apply_and_undo
 from tests.pulsar_cluster.damage import UPLOAD_KEY
-from tests.pulsar_cluster.scenario import PENDING_ACK_STEP, TRIM_STEP, DamagedCluster, run_damaged_cluster
+from tests.pulsar_cluster.demo_report import ClusterDemoReport, DamageExample
+from tests.pulsar_cluster.scenario import TRIM_STEP, DamagedCluster, run_damaged_cluster
 from tests.pulsar_cluster.traffic import Traffic
 from workers.demo.promise_report import PromiseResult
 
@@ -19,24 +19,6 @@ Say = Callable[[str], None]
 _OLDER_THAN: Final = "1s"
 _BETWEEN: Final = "10s"
 _LEDGER_KINDS: Final = (FindingKind.ORPHAN_LEDGER.value, FindingKind.UNATTRIBUTED_LEDGER.value)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterDemoReport:
-    promises: Sequence[PromiseResult]
-    explanations: Sequence[str]  # one ledger a step of the damage, as Sexton explains it
-    seconds: float
-
-    @property
-    def ok(self) -> bool:
-        return all(promise.ok for promise in self.promises)
-
-    def format_text(self) -> str:
-        """Return lines for people: each promise, then an example of what each step of the damage left."""
-        lines = [f"{'kept' if row.ok else 'BROKEN':7} {row.promise}: {row.seen}" for row in self.promises]
-        lines += ["", "What the damage left, one ledger a step, as Sexton explains it:"]
-        lines += [f"  {explanation}" for explanation in self.explanations]
-        return "\n".join([*lines, "", f"{self.seconds:.0f} s"])
 
 
 def run_demo(home: Path, say: Say) -> ClusterDemoReport:
@@ -54,18 +36,17 @@ def run_demo(home: Path, say: Say) -> ClusterDemoReport:
         after = read_versions(damaged)
         findings = list_findings(sexton, plan["run_id"])
         detail_by_ledger = {each["ledger_id"]: each["detail"] for each in findings if each["kind"] in _LEDGER_KINDS}
-        explanations = [
+        examples = [
             explain_example(sexton, step, min(damaged.list_left_by(step)), detail_by_ledger)
             for step in dict.fromkeys(each.why for each in damaged.truth.values() if not each.referenced)
         ]
-        promises = [check_completeness(check, plan), *check_findings(findings, damaged)]
-        is_plan_right = all(promise.ok for promise in promises)
-        promises.append(check_nothing_changed(before, after, traffic))
-        if is_plan_right:
-            promises += apply_and_undo(sexton, damaged, plan["run_id"], lambda: make_plan(sexton), say)
+        findings_promises = [check_completeness(check, plan), *check_findings(findings, damaged)]
+        promises_by_part = {"The plan": [*findings_promises, check_nothing_changed(before, after, traffic)]}
+        if all(promise.ok for promise in findings_promises):
+            promises_by_part |= apply_and_undo(sexton, damaged, plan["run_id"], lambda: make_plan(sexton), say)
         return ClusterDemoReport(
-            promises=promises,
-            explanations=explanations,
+            promises_by_part=promises_by_part,
+            examples=examples,
             seconds=time.monotonic() - started_s,
         )
 
@@ -81,11 +62,15 @@ def list_findings(sexton: Shell, run_id: str) -> list[Mapping[str, Any]]:
     return findings
 
 
-def explain_example(sexton: Shell, step: str, ledger_id: int, detail_by_ledger: Mapping[int, str]) -> str:
-    """Return a line with the owner by `sexton pulsar explain`, and the reason of the plan."""
+def explain_example(sexton: Shell, step: str, ledger_id: int, detail_by_ledger: Mapping[int, str]) -> DamageExample:
+    """Return the owner's component by `sexton pulsar explain`, and the reason of the plan."""
     owner = sexton.json("pulsar", "explain", str(ledger_id))["owner"]
-    whose = f"{owner['component']} of {owner['path']}" if owner else "no known owner"
-    return f"{step}: ledger {ledger_id}, {whose}: {detail_by_ledger.get(ledger_id, 'not in the plan')}"
+    return DamageExample(
+        step=step,
+        ledger_id=ledger_id,
+        component=str(owner["component"]) if owner else "",
+        reason=detail_by_ledger.get(ledger_id, "not in the plan"),
+    )
 
 
 def read_versions(damaged: DamagedCluster) -> dict[int, int]:
@@ -97,7 +82,7 @@ def check_completeness(check: Mapping[str, Any], plan: Mapping[str, Any]) -> Pro
     problems = [f"check: {each['detail']}" for each in check["capabilities"] if not each["ok"]]
     problems += plan["incomplete"]
     scanned = plan["scanned"]
-    evidence = f"{scanned['ledgers']} ledgers and {scanned['references']} references read, twice"
+    evidence = f"{scanned['ledgers']} ledgers and {scanned['references']} references, each read twice"
     return PromiseResult.from_problems("everything that may refer to a ledger was read", problems, evidence)
 
 
@@ -109,8 +94,12 @@ def check_findings(findings: Sequence[Mapping[str, Any]], damaged: DamagedCluste
     false_orphans = [f"ledger {each}: {describe_truth(damaged, each)}" for each in sorted(found - orphans)]
     missed = [f"ledger {each}: {damaged.truth[each].why}" for each in sorted(orphans - found)]
     return [
-        PromiseResult.from_problems("no ledger in use is called an orphan", false_orphans, f"{len(found)} orphans"),
-        PromiseResult.from_problems("no orphan is missed", missed, f"{len(orphans)} ledgers left by the damage"),
+        PromiseResult.from_problems(
+            "no ledger in use is called an orphan", false_orphans, f"{len(found)} orphans found, 0 of them in use"
+        ),
+        PromiseResult.from_problems(
+            "no orphan is missed", missed, f"{len(orphans)} of {len(orphans)} ledgers that the damage left"
+        ),
         _compare_ids(
             "a ledger of unknown origin is only reported",
             ids_of_kind(findings, FindingKind.UNATTRIBUTED_LEDGER),
@@ -128,7 +117,7 @@ def check_findings(findings: Sequence[Mapping[str, Any]], damaged: DamagedCluste
         ),
         _check_keys("an upload that nobody ends is found", findings, FindingKind.ABANDONED_UPLOAD, UPLOAD_KEY),
         _check_keys(
-            f"the managed ledger is found that stays when {PENDING_ACK_STEP}",
+            "the managed ledger of pending acknowledgements without a topic is found",
             findings,
             FindingKind.ORPHAN_MANAGED_LEDGER,
             "__transaction_pending_ack",
@@ -139,7 +128,7 @@ def check_findings(findings: Sequence[Mapping[str, Any]], damaged: DamagedCluste
 def check_nothing_changed(before: Mapping[int, int], after: Mapping[int, int], traffic: Traffic) -> PromiseResult:
     problems = [f"ledger {each} was changed" for each in before if before[each] != after.get(each)]
     problems += traffic.find_problems()
-    evidence = f"{len(before)} ledgers unchanged; {len(traffic.sent)} messages sent and received without an error"
+    evidence = f"{len(before)} ledgers unchanged; {traffic.format_counts()}"
     return PromiseResult.from_problems("a plan changes nothing", problems, evidence)
 
 

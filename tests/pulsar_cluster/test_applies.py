@@ -69,6 +69,13 @@ class AppliedCluster:
     def apply(self, run_id: str, *options: str, code: int = 0) -> Any:
         return apply(self.sexton, run_id, *options, code=code)
 
+    def verify(self, run_id: str) -> Mapping[str, Any]:
+        """Return what `sexton pulsar verify` says, after a check that nothing is missing and everything was read."""
+        verification: Mapping[str, Any] = self.sexton.json("pulsar", "verify", run_id)
+        assert (verification["missing_referenced"], verification["complete"]) == (0, True)
+        assert verification["certificate"]["intact"]
+        return verification
+
     def wait_until_some_are_deleted(self, ledger_ids: list[int]) -> None:
         wait_until(lambda: len(self.ledgers.find_existing(ledger_ids)) < len(ledger_ids), "a deletion")
         assert self.ledgers.find_existing(ledger_ids), "the apply has ended already"
@@ -153,13 +160,19 @@ def test_apply_and_undo_beside_traffic_lose_no_message(applied: AppliedCluster) 
         assert len(applied.ledgers.find_existing(previewed)) == len(previewed) - 1
         assert applied.apply(run_id)["stopped"] is None
         assert not applied.ledgers.find_existing(previewed)
+        verified = applied.verify(run_id)
+        assert verified["journal"] == {"absent": len(previewed), "restored": 0, "replaced": 0}
+        assert (verified["orphans_left"], verified["new_dangling"]) == (0, [])
         assert applied.sexton.json("orphans", "undo", run_id)["counts"]["restored"] == len(previewed)
         assert applied.ledgers.find_existing(previewed) == previewed
+        verified = applied.verify(run_id)
+        assert verified["journal"] == {"absent": 0, "restored": len(previewed), "replaced": 0}
+        assert (verified["orphans_left"], verified["bytes"]["awaiting_collection"]) == (len(previewed), 0)
     assert traffic.find_problems() == []
 
 
 def test_undo_before_a_garbage_collection_reads_all_entries_again(applied: AppliedCluster) -> None:
-    """After the collection the entries are gone, and the undo says so."""
+    """After the collection the entries are gone, and the undo and the verification say so."""
     undone, lost = applied.make_orphans("read")
     before = read_entries(applied.cluster, undone)
     assert len(before) == 10
@@ -171,8 +184,13 @@ def test_undo_before_a_garbage_collection_reads_all_entries_again(applied: Appli
     assert read_entries(applied.cluster, undone) == before
     printed = applied.ledgers.run_shell("readledger", "-ledgerid", str(undone), "-msg")
     assert all(f"message {number}" in printed for number in range(10)), "BookKeeper's own client reads them, too"
+    space_bytes = applied.verify(run_id)["bytes"]
+    assert space_bytes["awaiting_collection"] > 0
 
     applied.cluster.collect_garbage()
+    reclaimed_bytes = space_bytes["reclaimed"] + space_bytes["awaiting_collection"]
+    expected = {"reclaimed": reclaimed_bytes, "awaiting_collection": 0, "unknown": 0}
+    assert applied.verify(run_id)["bytes"] == expected
     assert applied.cluster.read_bookie_metrics()["bookie_DELETED_LEDGER_TOTAL"] > deleted_before
     assert read_entries(applied.cluster, undone) == before
     (row,) = applied.sexton.json("orphans", "undo", run_id, "--ledger", str(lost))["ledgers"]

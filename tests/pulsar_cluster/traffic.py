@@ -35,8 +35,11 @@ class Traffic:
 
     def find_problems(self) -> list[str]:
         """Return errors, and whether the consumer got each message of the producer exactly once, in order."""
-        found = f"{len(self.sent)} messages sent, {len(self.received)} received, {len(self.lost)} of them lost"
+        found = f"{self.format_counts()}, {len(self.lost)} lost, or some came twice or in another order"
         return self.errors + ([] if self.received == self.sent else [found])
+
+    def format_counts(self) -> str:
+        return f"{len(self.sent)} messages sent, {len(self.received)} received"
 
     def __enter__(self) -> Self:
         self._client = open_client(self._cluster)
