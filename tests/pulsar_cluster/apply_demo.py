@@ -168,11 +168,11 @@ def check_metrics(before: Mapping[str, float], after: Mapping[str, float], *, de
     """Compare the bookie's own counters. Its files have parts of `deleted` ledgers, and of ledgers of the traffic."""
     removed_ledgers = int(after[_DELETED_LEDGERS] - before[_DELETED_LEDGERS])
     reclaimed_bytes = int(sum(after[name] - before[name] for name in _RECLAIMED_BYTES))
-    found = f"{removed_ledgers} ledgers and {reclaimed_bytes:,} bytes given back"
+    found = f"{removed_ledgers} ledgers and {reclaimed_bytes:,} bytes"
     problems = [f"expected {deleted} ledgers or more, found {found}"] if removed_ledgers < deleted else []
     problems += [] if reclaimed_bytes > 0 else [f"expected space, found {found}"]
     return PromiseResult.from_problems(
-        "the bookie's own metrics tell of the space", problems, f"{found}, with those that the traffic left"
+        "the bookie's own metrics say how much it gave back", problems, f"{found}, of the apply and of the traffic"
     )
 
 

@@ -255,11 +255,18 @@ class RealCluster:
     def collect_garbage(self) -> None:
         """Let the bookie forget ledgers without metadata, and give their space back. It does so by itself rarely."""
         before = self.read_bookie_metrics()[_GARBAGE_COLLECTIONS]
-        request = urllib.request.Request(f"{self._bookie_url}/api/v1/bookie/gc", method="PUT")  # noqa: S310
-        urllib.request.urlopen(request, timeout=_ADMIN_TIMEOUT_S).close()  # noqa: S310
+        self._put_to_bookie("gc")
         wait_until(
             lambda: self.read_bookie_metrics()[_GARBAGE_COLLECTIONS] > before, "the end of the bookie's collection"
         )
+
+    def register_bookie(self) -> None:
+        """Let the bookie create its registration again: it does so when it can be written to again.
+
+        A registration that another session has created would end the bookie when its own session expires.
+        """
+        for is_read_only in (True, False):
+            self._put_to_bookie("state/readonly", {"readOnly": is_read_only})
 
     def read_bookie_metrics(self) -> dict[str, float]:
         """Return the bookie's own counters and gauges. It has one folder of ledgers, so that each has one value."""
@@ -277,6 +284,12 @@ class RealCluster:
             cwd=self.home.scratch,
             env=self._environment("-Xmx128m"),
         )
+
+    def _put_to_bookie(self, path: str, body: object = None) -> None:
+        content = None if body is None else json.dumps(body).encode()
+        url = f"{self._bookie_url}/api/v1/bookie/{path}"
+        request = urllib.request.Request(url, data=content, method="PUT")  # noqa: S310
+        urllib.request.urlopen(request, timeout=_ADMIN_TIMEOUT_S).close()  # noqa: S310
 
     def _write_config(self) -> None:
         ports = self.ports

@@ -111,12 +111,11 @@ class LedgerList:
     def unregistered_bookie(self) -> Iterator[None]:
         """Take the registration of the only bookie away for the block. The bookie itself runs on."""
         (bookie_id,) = set(self._client.get_children(_BOOKIES)) - {"readonly"}
-        data, _ = self._client.get(f"{_BOOKIES}/{bookie_id}")
         self._client.delete(f"{_BOOKIES}/{bookie_id}")
         try:
             yield
         finally:
-            self._client.create(f"{_BOOKIES}/{bookie_id}", data, ephemeral=True)
+            self._cluster.register_bookie()
 
     def run_shell(self, *arguments: str) -> str:
         """Run BookKeeper's shell, and return what it prints."""

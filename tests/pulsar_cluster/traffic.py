@@ -39,7 +39,7 @@ class Traffic:
         return self.errors + ([] if self.received == self.sent else [found])
 
     def format_counts(self) -> str:
-        return f"{len(self.sent)} messages sent, {len(self.received)} received"
+        return f"{len(self.sent):,} messages sent, {len(self.received):,} received"
 
     def __enter__(self) -> Self:
         self._client = open_client(self._cluster)
