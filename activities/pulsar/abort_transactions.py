@@ -41,6 +41,7 @@ from logstore.pulsar.cluster_transactions import (
     transaction_from_document,
 )
 from logstore.pulsar.plan_jobs import IDENTITY
+from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.reconciliation.services.run_checks import find_run
 from logstore.stop_checks import raise_if_stopped
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
@@ -48,7 +49,7 @@ from logstore.transactions.transaction_ids_and_states import TransactionId, Tran
 _RESULTS: Final = "results"  # key in the summary of a run
 _MAX_NAMED: Final = 5  # sentences in a message
 _NO_OTHERS: Final = TransactionReport((), ())
-_UNREADABLE: Final = (ServiceFailed, StoreUnavailable, PreconditionFailed, UnknownObject)
+_UNREADABLE: Final = (ServiceFailed, StoreUnavailable, PreconditionFailed, UnknownObject, UnreadableMetadata)
 """Errors about one coordinator or participant. They say nothing about the other transactions of a run."""
 
 

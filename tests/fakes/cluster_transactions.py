@@ -24,7 +24,7 @@ class FakeTransaction:
     sequence: int
     state: str = "OPEN"
     opened_ms: int = 1_000
-    is_silent: bool = False  # whether its coordinator gives no answer
+    read_error: Exception | None = None  # of each look at the transaction
     is_stuck: bool = False  # whether its participants never confirm an end
     has_messages: bool = True
     commits_first: bool = False  # whether a commit comes before the next abort
@@ -66,8 +66,8 @@ class FakeClusterTransactions:
         transaction = self.transactions.get(transaction_id.sequence)
         if transaction is None:
             raise UnknownObject("txn", expected="a transaction of the coordinator", found=str(transaction_id))
-        if transaction.is_silent:
-            raise StoreUnavailable(f"coordinator {transaction_id.tc_id}: expected an answer, found none")
+        if transaction.read_error:
+            raise transaction.read_error
         return _make_open_transaction(transaction) if transaction.state in ENDS_BY_STATE else None
 
     def read_participants_after_end(self, transaction: OpenTransaction) -> tuple[TransactionParticipant, ...]:

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowHandle
 
-from logstore.errors import StoreUnavailable
+from logstore.errors import SextonError, StoreUnavailable
 from logstore.pulsar.cluster_transactions import AFTER_ABORT, BEFORE_ABORT, TransactionAbort
+from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from tests.fakes.cluster_transactions import TOPIC, FakeTransaction
 from tests.workflows.pulsar.cluster_aborts import abort, abort_run_id
 from tests.workflows.workflow_harness import Gate, WorkflowHarness, assert_eventually
@@ -69,14 +70,21 @@ async def test_young_transaction_is_aborted_if_the_operator_insists(house: Workf
     assert _outcomes(await _abort(house, 2, unsafe_age=True)) == {"0:2": "aborted"}
 
 
-async def test_failure_of_one_transaction_does_not_hinder_others(house: WorkflowHarness) -> None:
-    """Its coordinator gives no answer after the beginning. All pauses pass, and the others are aborted."""
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreUnavailable("coordinator 0: expected an answer, found none"),
+        UnreadableMetadata("log of coordinator 0", expected="an entry", found="a damaged one"),
+    ],
+)
+async def test_failure_of_one_transaction_does_not_hinder_others(house: WorkflowHarness, error: SextonError) -> None:
+    """Nothing can be read about it after the beginning. All pauses pass, and the others are aborted."""
     transactions = house.world.cluster.transactions
     transactions.add(1, 2, 3)
-    transactions.before_abort = lambda: setattr(transactions.transactions[2], "is_silent", True)
+    transactions.before_abort = lambda: setattr(transactions.transactions[2], "read_error", error)
     result = await _abort(house, 1, 2, 3)
     assert _outcomes(result) == {"0:1": "aborted", "0:2": "unsettled", "0:3": "aborted"}
-    assert "coordinator 0: expected an answer, found none" in result.transactions[1].problem
+    assert str(error) in result.transactions[1].problem
     assert transactions.aborts == ["0:1", "0:3"]
 
 
