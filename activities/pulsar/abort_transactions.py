@@ -1,8 +1,8 @@
 """Aborts of transactions of a Pulsar cluster: look, abort, and look again until nobody owes anything.
 
-The run of an abort has what was seen before. An abort may happen and be reported as failed, or be asked for twice: the
-transaction itself says what became of it. A coordinator that was made anew gives the same id to another transaction, so
-that the time of its begin counts, too.
+The run of an abort keeps the transactions as they were before the first abort. An abort may succeed and be reported as
+failed, so only the state of a transaction says how it ended. A transaction is identified by its id and by the time at
+which it was opened, because a coordinator that was made anew gives the same ids again.
 """
 
 import time
@@ -34,7 +34,7 @@ from logstore.pulsar.cluster_transactions import (
     TransactionAbort,
     TransactionParticipant,
     TransactionReport,
-    find_abort_refusal,
+    find_state_refusal,
     list_holds,
     list_unsettled_parts,
     needs_other_transactions,
@@ -47,7 +47,7 @@ from logstore.stop_checks import raise_if_stopped
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 
 _RESULTS: Final = "results"  # key in the summary of a run
-_MAX_NAMED: Final = 5  # sentences in a message
+_MAX_SENTENCES: Final = 5  # in a message
 _NO_OTHERS: Final = TransactionReport((), ())
 _UNREADABLE: Final = (ServiceFailed, StoreUnavailable, PreconditionFailed, UnknownObject, UnreadableMetadata)
 """Errors about one coordinator or participant. They say nothing about the other transactions of a run."""
@@ -98,7 +98,7 @@ class AbortTransactionsActivities:
             claim = own_workflow_claim(RUN_CLAIM_S)
             run = self._runs.open_run(request.run_id, RunKind.ABORT, claim=claim, summary=summary)
         if run.finished_us is not None:
-            return BegunAbort(done=_results_of_run(run))
+            return BegunAbort(done=_parse_results(run))
         self._record_act("abort-transactions", run, {"transactions": list(run.summary[BEFORE_ABORT])})
         return BegunAbort()
 
@@ -113,12 +113,12 @@ class AbortTransactionsActivities:
         Raises: UnknownObject, PreconditionFailed (terminal); ServiceFailed, StoreUnavailable, CatalogBusy (retry).
         """
         run = self._runs.get_run(request.run_id)
-        before, transaction_id = _transactions_of_run(run)[request.txn], TransactionId.parse(request.txn)
+        before, transaction_id = _parse_transactions(run)[request.txn], TransactionId.parse(request.txn)
         with self._cluster.open_transactions() as transactions:
             _require_cluster(run, transactions)
             try:
                 current = transactions.find(transaction_id)
-                problem = _describe_other(before, current) if current else ""
+                problem = _find_refusal(before, current) if current else ""
                 if current is None or problem:
                     return AbortAttempt(problem=problem)
                 transactions.abort(transaction_id)
@@ -151,7 +151,7 @@ class AbortTransactionsActivities:
         """
         run = self._runs.get_run(request.run_id)
         if run.finished_us is not None:
-            return _results_of_run(run)
+            return _parse_results(run)
         looks = self._look_at_transactions(run, request.attempts)
         results = [look.result for look in looks]
         after = {look.result.txn: [asdict(each) for each in look.participants or ()] for look in looks}
@@ -168,13 +168,13 @@ class AbortTransactionsActivities:
             _require_cluster(run, transactions)
             list_open = cache(transactions.list_open)
             looks: list[_TransactionLook] = []
-            for txn, before in _transactions_of_run(run).items():
+            for txn, before in _parse_transactions(run).items():
                 raise_if_stopped()
                 attempt = attempts.get(txn, AbortAttempt())
                 try:
                     looks.append(_look_at_transaction(transactions, list_open, before, attempt))
                 except _UNREADABLE as error:
-                    looks.append(_TransactionLook(_unsettled(txn, str(error))))
+                    looks.append(_TransactionLook(_make_unsettled_result(txn, str(error))))
         return looks
 
     def _record_act(self, act: str, run: ReconciliationRun, detail: Mapping[str, Any]) -> None:
@@ -190,47 +190,60 @@ def _look_at_transaction(
 ) -> _TransactionLook:
     current = transactions.find(TransactionId.parse(before.id))
     if current and current.opened_ms == before.opened_ms:
-        owing = [str(participant) for participant in current.participants if participant.owes == "abort"][:_MAX_NAMED]
-        owed = f", and these participants owe the abort: {'; '.join(owing)}" if owing else ""
-        problem = f"expected its end, found it {current.state}{owed}{_describe_attempt(attempt)}"
-        if current.state == TransactionState.COMMITTING:
-            return _TransactionLook(TransactionAbort(txn=before.id, outcome=AbortOutcome.COMMITTED, problem=problem))
-        return _TransactionLook(_unsettled(before.id, problem), state=current.state)
+        return _TransactionLook(_judge_open_transaction(current, attempt), state=current.state)
     participants = transactions.read_participants_after_end(before)
     others = list_open() if needs_other_transactions(participants) else _NO_OTHERS
+    return _TransactionLook(_judge_ended_transaction(before, participants, others, attempt), participants=participants)
+
+
+def _judge_open_transaction(current: OpenTransaction, attempt: AbortAttempt) -> TransactionAbort:
+    owing = [str(participant) for participant in current.participants if participant.owes == "abort"][:_MAX_SENTENCES]
+    owed = f", and these participants owe the abort: {'; '.join(owing)}" if owing else ""
+    problem = f"expected its end, found it {current.state}{owed}{_describe_attempt(attempt)}"
+    if current.state == TransactionState.COMMITTING:
+        return TransactionAbort(txn=current.id, outcome=AbortOutcome.COMMITTED, problem=problem)
+    return _make_unsettled_result(current.id, problem)
+
+
+def _judge_ended_transaction(
+    before: OpenTransaction,
+    participants: Sequence[TransactionParticipant],
+    others: TransactionReport,
+    attempt: AbortAttempt,
+) -> TransactionAbort:
+    """Return the result. `others` are the open transactions, if they are needed to explain the participants."""
     unsettled, still_held = list_unsettled_parts(participants, others), list_holds(participants, others)
     if unsettled:
-        result = _unsettled(before.id, "; ".join(unsettled[:_MAX_NAMED]), still_held)
-    elif attempt.decided or before.state == TransactionState.ABORTING or any(each.was_aborted for each in participants):
-        result = TransactionAbort(txn=before.id, outcome=AbortOutcome.ABORTED, still_held=still_held)
-    else:
-        problem = f"it has ended, and nothing says whether by an abort or a commit{_describe_attempt(attempt)}"
-        result = TransactionAbort(txn=before.id, outcome=AbortOutcome.ENDED, problem=problem, still_held=still_held)
-    return _TransactionLook(result, participants=participants)
+        return _make_unsettled_result(before.id, "; ".join(unsettled[:_MAX_SENTENCES]), still_held)
+    was_aborted = any(participant.was_aborted for participant in participants)
+    if attempt.decided or before.state == TransactionState.ABORTING or was_aborted:
+        return TransactionAbort(txn=before.id, outcome=AbortOutcome.ABORTED, still_held=still_held)
+    problem = f"it has ended, and nothing says whether by an abort or a commit{_describe_attempt(attempt)}"
+    return TransactionAbort(txn=before.id, outcome=AbortOutcome.ENDED, problem=problem, still_held=still_held)
 
 
 def _describe_attempt(attempt: AbortAttempt) -> str:
     return f". The request said: {attempt.problem}" if attempt.problem else ""
 
 
-def _describe_other(before: OpenTransaction, current: OpenTransaction) -> str:
+def _find_refusal(before: OpenTransaction, current: OpenTransaction) -> str:
     """Return why the current transaction is not the one that may be aborted, or ""."""
     if current.opened_ms != before.opened_ms:
         return f"transaction {before.id}: expected one opened at {before.opened_ms} ms, found another one"
-    return find_abort_refusal(current, now_s=0.0, unsafe_age=True) or ""
+    return find_state_refusal(current) or ""
 
 
-def _unsettled(txn: str, problem: str, still_held: Sequence[str] = ()) -> TransactionAbort:
+def _make_unsettled_result(txn: str, problem: str, still_held: Sequence[str] = ()) -> TransactionAbort:
     return TransactionAbort(
-        txn=txn, outcome=AbortOutcome.UNSETTLED, problem=problem, still_held=list(still_held[:_MAX_NAMED])
+        txn=txn, outcome=AbortOutcome.UNSETTLED, problem=problem, still_held=list(still_held[:_MAX_SENTENCES])
     )
 
 
-def _transactions_of_run(run: ReconciliationRun) -> dict[str, OpenTransaction]:
+def _parse_transactions(run: ReconciliationRun) -> dict[str, OpenTransaction]:
     return {txn: transaction_from_document(document) for txn, document in run.summary[BEFORE_ABORT].items()}
 
 
-def _results_of_run(run: ReconciliationRun) -> list[TransactionAbort]:
+def _parse_results(run: ReconciliationRun) -> list[TransactionAbort]:
     return [TransactionAbort(**result) for result in run.summary[_RESULTS]]
 
 

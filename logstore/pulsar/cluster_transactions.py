@@ -106,13 +106,20 @@ def participant_from_document(document: Mapping[str, Any]) -> TransactionPartici
 
 def find_abort_refusal(transaction: OpenTransaction, *, now_s: float, unsafe_age: bool) -> str | None:
     """Return why a transaction may not be aborted now, as a sentence, or `None` if it may."""
-    if transaction.state not in {TransactionState.OPEN, TransactionState.ABORTING}:
-        return f"transaction {transaction.id}: expected OPEN or ABORTING, found {transaction.state}"
+    if refusal := find_state_refusal(transaction):
+        return refusal
     age_s = now_s - transaction.opened_ms / 1_000
     if age_s < MIN_ABORT_AGE_S and not unsafe_age:
         ages = f"expected an age of {MIN_ABORT_AGE_S:.0f} s, found {math.floor(age_s)} s"
         return f"transaction {transaction.id}: {ages}. Its client may still use it; --unsafe-age aborts it all the same"
     return None
+
+
+def find_state_refusal(transaction: OpenTransaction) -> str | None:
+    """Return why the state of a transaction forbids its abort, as a sentence, or `None` if it does not."""
+    if transaction.state in {TransactionState.OPEN, TransactionState.ABORTING}:
+        return None
+    return f"transaction {transaction.id}: expected OPEN or ABORTING, found {transaction.state}"
 
 
 def needs_other_transactions(participants: Iterable[TransactionParticipant]) -> bool:
