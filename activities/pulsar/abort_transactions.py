@@ -47,7 +47,7 @@ from logstore.stop_checks import raise_if_stopped
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 
 _RESULTS: Final = "results"  # key in the summary of a run
-_MAX_SENTENCES: Final = 5  # in a message
+_MAX_SENTENCES: Final = 5  # of one kind in a result, which is part of a workflow payload
 _NO_OTHERS: Final = TransactionReport((), ())
 _UNREADABLE: Final = (ServiceFailed, StoreUnavailable, PreconditionFailed, UnknownObject, UnreadableMetadata)
 """Errors about one coordinator or participant. They say nothing about the other transactions of a run."""
@@ -212,7 +212,8 @@ def _judge_ended_transaction(
     attempt: AbortAttempt,
 ) -> TransactionAbort:
     """Return the result. `others` are the open transactions, if they are needed to explain the participants."""
-    unsettled, still_held = list_unsettled_parts(participants, others), list_holds(participants, others)
+    unsettled = list_unsettled_parts(participants, others)
+    still_held = list_holds(participants, others)[:_MAX_SENTENCES]
     if unsettled:
         return _make_unsettled_result(before.id, "; ".join(unsettled[:_MAX_SENTENCES]), still_held)
     was_aborted = any(participant.was_aborted for participant in participants)
@@ -234,9 +235,7 @@ def _find_refusal(before: OpenTransaction, current: OpenTransaction) -> str:
 
 
 def _make_unsettled_result(txn: str, problem: str, still_held: Sequence[str] = ()) -> TransactionAbort:
-    return TransactionAbort(
-        txn=txn, outcome=AbortOutcome.UNSETTLED, problem=problem, still_held=list(still_held[:_MAX_SENTENCES])
-    )
+    return TransactionAbort(txn=txn, outcome=AbortOutcome.UNSETTLED, problem=problem, still_held=list(still_held))
 
 
 def _parse_transactions(run: ReconciliationRun) -> dict[str, OpenTransaction]:

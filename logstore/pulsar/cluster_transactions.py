@@ -27,6 +27,8 @@ AFTER_ABORT: Final = "after"
 MIN_ABORT_AGE_S: Final = 600.0
 """Age below which a transaction may still be in use by its client."""
 
+_MAX_NAMES: Final = 5  # of subscriptions in a sentence; a topic may have thousands
+
 
 class AbortOutcome(StrEnum):
     """Result of an abort for one transaction."""
@@ -168,10 +170,15 @@ def list_holds(participants: Sequence[TransactionParticipant], others: Transacti
         holders = _list_holders(participant, others.transactions)
         reason = f"messages of transaction {', '.join(holders)}" if holders else "a transaction that could not be read"
         waiting = (
-            f"subscriptions {', '.join(participant.waiting)} wait" if participant.waiting else "consumers will wait"
+            f"subscriptions {_join_names(participant.waiting)} wait" if participant.waiting else "consumers will wait"
         )
         sentences.append(f"{participant}: {waiting} at {participant.max_read_position} for {reason}")
     return sentences
+
+
+def _join_names(names: Sequence[str]) -> str:
+    others = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {others:,} more" if others > 0 else "")
 
 
 def parse_position(text: str) -> tuple[int, int]:

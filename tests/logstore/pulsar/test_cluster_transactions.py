@@ -92,6 +92,12 @@ def test_transaction_with_the_first_message_behind_the_max_read_position_holds_c
     assert list_holds([_topic()], others) == []
 
 
+def test_sentence_names_some_of_many_waiting_subscriptions() -> None:
+    names = tuple(f"s{number}" for number in range(1_006))
+    (sentence,) = list_holds([_topic(waiting=names, max_read_position="7:9")], _NO_OTHERS)
+    assert "subscriptions s0, s1, s2, s3, s4 and 1,001 more wait at 7:9" in sentence
+
+
 @pytest.mark.parametrize(
     ("participant", "needed"),
     [
