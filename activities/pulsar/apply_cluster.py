@@ -126,7 +126,8 @@ class ApplyClusterActivities:
             max_orphan_share=request.max_orphan_share,
             is_bookkeeper_exclusive=self._cluster.is_bookkeeper_exclusive(),
         )
-        with self._open_changes(request.run_id, plan_run, shadow_topics) as changes:
+        continues = request.is_continued
+        with self._open_changes(request.run_id, plan_run, shadow_topics, continues=continues) as changes:
             ledgers_root = changes.ledgers_root
         summary = {
             "actor": request.actor,
@@ -174,7 +175,7 @@ class ApplyClusterActivities:
         )
         surprise = None
         if orphans:
-            with self._open_changes(request.run_id, plan_run, request.shadow_topics) as changes:
+            with self._open_changes(request.run_id, plan_run, request.shadow_topics, continues=True) as changes:
                 new_fates, surprise = self._delete_orphans(request, changes, orphans)
             fates |= new_fates
         with effect("pulsar.put_fates"):
@@ -249,10 +250,12 @@ class ApplyClusterActivities:
         return finding_fates.page_fate_files(self._bulk.create_run_folder(run_id))
 
     def _open_changes(
-        self, run_id: str, plan_run: ReconciliationRun, shadow_topics: Sequence[str]
+        self, run_id: str, plan_run: ReconciliationRun, shadow_topics: Sequence[str], *, continues: bool
     ) -> AbstractContextManager[ClusterChanges]:
         identity, holder = plan_run.summary[IDENTITY], self._holder(run_id)
-        return open_planned_cluster(self._cluster, run_id, identity, holder, shadow_topics=shadow_topics)
+        return open_planned_cluster(
+            self._cluster, run_id, identity, holder, shadow_topics=shadow_topics, continues=continues
+        )
 
     def _holder(self, run_id: str) -> str:
         return name_apply(run_id, self._identities.catalog_id())

@@ -35,6 +35,7 @@ class BeginClusterApplyInput:
     limit: int = 0  # delete only so many of the oldest ledgers that are left; 0: all
     include_unconfirmed: bool = False
     last: FindingPosition | None = None  # youngest ledger to delete, if an earlier run of the workflow has chosen it
+    is_continued: bool = False  # an earlier run of the workflow has begun the apply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ def open_planned_cluster(
     *,
     shadow_topics: Collection[str] = (),
     overtakes: str = "",
+    continues: bool = False,
 ) -> Iterator[ClusterChanges]:
     """Take the lease of the cluster of a plan, by the plan's id and the cluster's identity.
 
@@ -35,7 +36,7 @@ def open_planned_cluster(
         PreconditionFailed: Another job has the lease, or the settings name another cluster than that of the plan. The
             job does not have the lease then.
     """
-    with cluster.open_changes(holder, shadow_topics=shadow_topics, overtakes=overtakes) as changes:
+    with cluster.open_changes(holder, shadow_topics=shadow_topics, overtakes=overtakes, continues=continues) as changes:
         if changes.identity != identity:
             cluster.release_lease(holder)
             expected = f"expected the cluster {identity}"

@@ -35,7 +35,12 @@ _MAX_LOOKS: Final = 5
 
 @contextmanager
 def open_cluster_changes(
-    cluster: PulsarCluster, holder: str, *, shadow_topics: Collection[str] = (), overtakes: str = ""
+    cluster: PulsarCluster,
+    holder: str,
+    *,
+    shadow_topics: Collection[str] = (),
+    overtakes: str = "",
+    continues: bool = False,
 ) -> Iterator["LeasedClusterChanges"]:
     """Take the lease of the cluster. For arguments and errors see `PulsarClusterAccess.open_changes`."""
     with (
@@ -43,7 +48,7 @@ def open_cluster_changes(
         cluster.open_reader(parallel_sessions=1) as reader,
         open_owner_directory(cluster, reader, parallel_sessions=1) as owners,
     ):
-        cluster_lease = ClusterLease(session, holder, overtakes=overtakes)
+        cluster_lease = ClusterLease(session, holder, overtakes=overtakes, continues=continues)
         lease = cluster_lease.take()
         reader.sync()
         yield LeasedClusterChanges(

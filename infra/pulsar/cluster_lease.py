@@ -62,7 +62,7 @@ class _Lease:
 class ClusterLease:
     """Lease of the cluster of one session. `holder` names a catalog and a job, the same in all its attempts.
 
-    The lease of the holder `overtakes` is taken too.
+    The lease of the holder `overtakes` is taken too. With `continues`, no other lease than the holder's own is taken.
     """
 
     def __init__(
@@ -71,9 +71,10 @@ class ClusterLease:
         holder: str,
         *,
         overtakes: str = "",
+        continues: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._session, self._holder, self._clock = session, holder, clock
+        self._session, self._holder, self._continues, self._clock = session, holder, continues, clock
         self._takes_from = {"", holder, overtakes}
         self._mark = f"{LEASE_PATH}/{uuid4().hex}"
 
@@ -81,7 +82,7 @@ class ClusterLease:
         """Take the lease if it is free, expired, or the holder's own. Earlier proofs are invalid then.
 
         Raises:
-            PreconditionFailed: Another holder has the lease.
+            PreconditionFailed: Another holder has the lease, or had it since the holder has begun.
             StoreUnavailable: ZooKeeper did not answer. The lease may be taken.
         """
         with effect("pulsar.take_lease"):
@@ -107,14 +108,23 @@ class ClusterLease:
         while True:
             taken_s, current = self._clock(), _read_lease(client)
             if current is None:
+                self._require_no_continuation("")
                 _create_free_lease(client)
                 continue
             if self._mark in current.marks:  # of a request whose answer was lost
                 return TakenLease(self._holder, self._mark, taken_s)
             if current.holder not in self._takes_from:
                 _require_expired(client, current)
+            if current.holder != self._holder:
+                self._require_no_continuation(current.holder)
             if _replace_lease(client, current, self._encode(), new_mark=self._mark):
                 return TakenLease(self._holder, self._mark, taken_s)
+
+    def _require_no_continuation(self, found: str) -> None:
+        """Raise `PreconditionFailed` if the holder had the lease until now."""
+        if self._continues:
+            expected = f"expected the lease of {self._holder} since it began"
+            raise PreconditionFailed(f"cluster: {expected}, found {found or 'a free one'}. Apply again")
 
     def _renew(self, client: KazooClient) -> TakenLease:
         taken_s, transaction = self._clock(), client.transaction()

@@ -122,15 +122,16 @@ class PulsarClusterAccess(Protocol):
         """Return whether an operator has stated that nobody but this cluster has ledgers in its BookKeeper."""
 
     def open_changes(
-        self, holder: str, *, shadow_topics: Collection[str] = (), overtakes: str = ""
+        self, holder: str, *, shadow_topics: Collection[str] = (), overtakes: str = "", continues: bool = False
     ) -> AbstractContextManager[ClusterChanges]:
         """Take the lease of the cluster for a job. `holder` is the same in all attempts of the job.
 
         The lease stays taken after the block. `release_lease` frees it. `shadow_topics` are the managed ledgers that
-        list ledgers of other topics. From the holder `overtakes` the lease is taken away.
+        list ledgers of other topics. From the holder `overtakes` the lease is taken away. `continues` says that the
+        holder must have had the lease until now: a job that was overtaken does not go on when the other one has ended.
 
         Raises:
-            PreconditionFailed: Another job has the lease.
+            PreconditionFailed: Another job has the lease, or has had it meanwhile.
         """
 
     def release_lease(self, holder: str) -> None:

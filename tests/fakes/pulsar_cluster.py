@@ -73,7 +73,7 @@ class FakePulsarCluster:
 
     @contextmanager
     def open_changes(
-        self, holder: str, *, shadow_topics: Collection[str] = (), overtakes: str = ""
+        self, holder: str, *, shadow_topics: Collection[str] = (), overtakes: str = "", continues: bool = False
     ) -> Iterator["FakeClusterChanges"]:
         """See the port."""
         del shadow_topics
@@ -81,6 +81,10 @@ class FakePulsarCluster:
         current, version = self.lease
         if current not in {"", holder, overtakes}:
             raise PreconditionFailed(f"cluster: expected no other job that changes it, found {current}")
+        if continues and current != holder:
+            raise PreconditionFailed(
+                f"cluster: expected the lease of {holder} since it began, found {current or 'none'}"
+            )
         with effect("pulsar.take_lease"):
             self.lease = (holder, version + 1)
         yield FakeClusterChanges(self, identity, self.lease)

@@ -33,13 +33,17 @@ class PulsarClusterOfSettings:
         return self._settings.pulsar_bookkeeper_exclusive
 
     def open_changes(
-        self, holder: str, *, shadow_topics: Collection[str] = (), overtakes: str = ""
+        self, holder: str, *, shadow_topics: Collection[str] = (), overtakes: str = "", continues: bool = False
     ) -> AbstractContextManager[ClusterChanges]:
         from infra.pulsar.cluster_changes import open_cluster_changes  # noqa: PLC0415 - start-up time
         from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings  # noqa: PLC0415 - start-up time
 
         return open_cluster_changes(
-            pulsar_cluster_from_settings(self._settings), holder, shadow_topics=shadow_topics, overtakes=overtakes
+            pulsar_cluster_from_settings(self._settings),
+            holder,
+            shadow_topics=shadow_topics,
+            overtakes=overtakes,
+            continues=continues,
         )
 
     def release_lease(self, holder: str) -> None:

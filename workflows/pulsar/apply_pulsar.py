@@ -99,6 +99,7 @@ class ApplyPulsar(ApplyWorkflow):
             limit=request.limit,
             include_unconfirmed=request.include_unconfirmed,
             last=request.carried_last,
+            is_continued=request.carried.pages_done > 0,
         )
         try:
             return await workflow.execute_activity_method(

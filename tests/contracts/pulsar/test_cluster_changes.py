@@ -134,6 +134,20 @@ def test_a_job_without_the_lease_changes_nothing(world: ClusterWorld, happen: Ha
         assert changes.find_existing([6, 7]) == {6}
 
 
+def test_a_job_that_was_overtaken_does_not_go_on(world: ClusterWorld) -> None:
+    """Whether the other job has ended or not. A job that begins again takes the lease."""
+    _take(world, "a")
+    with world.access.open_changes("a", continues=True):
+        pass
+    _take(world, "b", overtakes="a")
+    with pytest.raises(PreconditionFailed, match="found b"), world.access.open_changes("a", continues=True):
+        pass
+    world.access.release_lease("b")
+    with pytest.raises(PreconditionFailed, match="since it began"), world.access.open_changes("a", continues=True):
+        pass
+    _take(world, "a")
+
+
 def test_a_cluster_that_was_made_anew_is_not_changed(world: ClusterWorld) -> None:
     findings = [world.plant(ledger_id) for ledger_id in (6, 7)]
     with world.access.open_changes("a") as changes:

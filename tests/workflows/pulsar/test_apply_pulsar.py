@@ -1,5 +1,6 @@
 """`apply-pulsar`: a limit that holds, surprises that end a plan, and problems after which a later apply goes on."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -175,3 +176,25 @@ async def test_lease_that_another_job_takes_in_mid_apply_stops_it(house: Workflo
     assert cluster.lease[0] == "another job"
     cluster.before_change, cluster.lease = lambda: None, ("", cluster.lease[1] + 1)
     assert (await apply_to_its_end(house)).done.applied == {"orphan_ledger": 2}
+
+
+async def test_apply_that_an_undo_has_overtaken_deletes_nothing_more(house: WorkflowHarness) -> None:
+    """The undo ends before the apply asks for the lease again. Otherwise its answer would be wrong a moment later."""
+    house.world.bulk.page = 2
+    await planned(house, *range(101, 107))
+    loop, changes, counts = asyncio.get_running_loop(), [], []
+
+    async def undo_all() -> None:
+        counts.append((await (await undo(house)).result()).counts)
+
+    def undo_before_second_deletion() -> None:
+        changes.append("change")
+        if len(changes) == 2:
+            asyncio.run_coroutine_threadsafe(undo_all(), loop).result(60)
+
+    house.world.cluster.before_change = undo_before_second_deletion
+    result = await apply_to_its_end(house)
+    assert counts == [{"restored": 2, "present": 2, "stored": 4}]
+    assert "since it began" in result.stopped
+    assert sorted(house.world.cluster.ledgers) == list(range(101, 107))
+    assert not is_finished(house), "a person may apply the plan again"
