@@ -61,7 +61,6 @@ class ApplyCertificates:
                 return None
             writer.write({"ledgers": ledgers})
             key = f"{_make_prefix(run.run_id)}{ledgers:010d}-{writer.sha256}.jsonl"
-            file.seek(0)
             with effect("pulsar.put_certificate"):
                 self._records.put_file_if_absent(key, file, metadata={}, require_may_proceed=raise_if_stopped)
             return ApplyCertificate(key=key, ledgers=ledgers, sha256=writer.sha256)

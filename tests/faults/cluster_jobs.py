@@ -69,6 +69,7 @@ class FolderStore:
         self, key: str, file: BinaryIO, *, metadata: dict[str, str], require_may_proceed: Callable[[], None]
     ) -> None:
         require_may_proceed()
+        file.seek(0)
         self.put_if_absent(key, file.read(), metadata=metadata)
 
     def list(self, prefix: str, *, first_page: int = 0) -> Iterator[ObjectInfo]:

@@ -1,6 +1,7 @@
 """A certificate lists what an apply has deleted, can be checked by anybody, and is never changed."""
 
 import json
+import math
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +14,7 @@ from logstore.errors import StoreUnavailable
 from logstore.failpoints import arm
 from logstore.ports.catalog import Claim, JournaledLedger, ReconciliationRun, RunKind
 from logstore.pulsar.znode_names import format_ledger_path
+from logstore.stop_checks import use_stop_check
 from tests.activities.activity_world import World, open_activity_world
 from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 
@@ -97,8 +99,9 @@ def test_newest_certificate_lists_the_most_ledgers(world: World, records: FakeOb
     world.catalog.cluster_journal.settle(_RUN_ID, deleted_ids=[8], existing_ids=[])
     second = issue(world, reason="the rest")
     certificates = ApplyCertificates(records)
-    records.put_if_absent(f"{CERTIFICATE_PREFIX}{_RUN_ID}/z.txt", b"", metadata={})
     assert second
+    for key in (f"{CERTIFICATE_PREFIX}{_RUN_ID}/z.txt", f"{second.key}.old"):
+        records.put_if_absent(key, b"", metadata={})
     assert first != second
     assert certificates.find_newest(_RUN_ID) == second
     assert second.ledgers == 3
@@ -119,6 +122,22 @@ def test_changed_certificate_is_noticed(
         assert not certificates.is_intact(certificate)
     records.delete([certificate.key])
     assert not certificates.is_intact(certificate)
+
+
+def test_cancellation_ends_the_work_between_ledgers_and_parts(
+    world: World, records: FakeObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is a stop check for each of three ledgers, before the upload, and for each part that is read."""
+    monkeypatch.setattr("activities.pulsar.apply_certificates._BYTES_PER_READ", 100)
+    checks = []
+    with use_stop_check(lambda: checks.append(1)):
+        certificate = issue(world)
+        assert certificate
+        assert len(checks) == 3 + 1
+        checks.clear()
+        assert ApplyCertificates(records).is_intact(certificate)
+    body = records.get(certificate.key).body  # type: ignore[union-attr]
+    assert len(checks) == math.ceil(len(body) / 100)
 
 
 def test_long_certificate_is_read_and_written_in_parts(world: World, records: FakeObjectStore) -> None:
