@@ -128,13 +128,13 @@ class ApplyVerifier:
 
     def _confirm_missing(self, references: Sequence[ScannedReference]) -> list[ScannedReference]:
         """Return the references that are still there. Pulsar removes a reference shortly before its ledger."""
-        current: set[tuple[str, str, int]] = set()
+        current: set[tuple[str, int]] = set()
         for fact in scan_references_again(self._reader, self._root, {each.path for each in references}):
             if isinstance(fact, ScanProblem):
                 self.result.problems.add(fact)
             elif isinstance(fact, ScannedReference):
-                current.add((fact.path, fact.source, fact.ledger_id))
-        return [each for each in references if (each.path, each.source, each.ledger_id) in current]
+                current.add((fact.path, fact.ledger_id))
+        return [each for each in references if (each.path, each.ledger_id) in current]
 
     def _check_journal_batch(self, connections: BookieConnections, ledgers: Sequence[JournaledLedger]) -> None:
         absent = []

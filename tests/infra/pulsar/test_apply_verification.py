@@ -114,6 +114,14 @@ def test_only_its_owner_may_give_a_ledger_up(topic: str, count: int, live: Kazoo
     assert check_references(reader).missing.count == count
 
 
+def test_nobody_may_give_up_a_ledger_without_an_owner(live: KazooClient, reader: ZnodeReader) -> None:
+    context = wire.offload_context(UUID(int=5), complete=True, bookkeeper_deleted=True)
+    live.set(f"/{_TOPIC}", wire.managed_ledger([101, 2], offloads={101: context}))
+    verifier = make_verifier(reader)
+    verifier.check_references(lambda _: {101: journaled(101, custom={})}, ())
+    assert verifier.result.missing.count == 1
+
+
 def test_other_dangling_references_are_told_apart(live: KazooClient, reader: ZnodeReader) -> None:
     """The absent last ledger of a topic is no loss, and was never a finding."""
     write(live, "managed-ledgers/t/ns/persistent/b", wire.managed_ledger([301, 302, 303]))
@@ -135,6 +143,19 @@ def test_missing_reference_is_read_once_more(
 
     monkeypatch.setattr(apply_verification, "scan_references_again", change_and_scan)
     assert check_references(reader).missing.count == count
+
+
+def test_reference_that_moves_to_another_field_of_a_znode_is_missing(
+    live: KazooClient, reader: ZnodeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(live, f"{_TOPIC}/billing", wire.cursor(2, buckets={"1_2": "101"}))
+
+    def move_and_scan(*arguments: Any) -> Iterator[ScanFact]:
+        live.set(f"/{_TOPIC}/billing", wire.cursor(101))
+        yield from scan_references_again(*arguments)
+
+    monkeypatch.setattr(apply_verification, "scan_references_again", move_and_scan)
+    assert check_references(reader).missing.count == 1
 
 
 @pytest.mark.parametrize("is_second_look", [False, True])

@@ -147,7 +147,7 @@ def test_apply_passes_its_options(run: Run, planned: PlannedCluster, changing: C
 
 def test_report_names_the_certificate(run: Run, services: FakeCommandServices, planned: PlannedCluster) -> None:
     """Of a plan that was applied. A bucket that does not answer hides no finding."""
-    assert "cluster-certificates" not in run("orphans", "report", RUN_ID, "--wide").stdout
+    assert "certificate" not in run("orphans", "report", RUN_ID, "--wide").stdout
     planned.store_apply([])
     assert "none: nothing was deleted" in run("orphans", "report", RUN_ID, "--wide").stdout
     services.log.record_objects.put_if_absent(_CERTIFICATE, b"", metadata={})

@@ -441,6 +441,12 @@ def test_report_without_its_files_says_where_they_would_be(run: Run, asked: Aske
     assert "bulk_dir" in message
 
 
+def test_report_of_the_own_store_names_no_certificate(run: Run, asked: Asked) -> None:
+    """Only applies of plans of clusters have one."""
+    asked.applied()
+    assert "certificate" not in run("orphans", "report", RUN, "--wide").stdout
+
+
 # -- the list
 
 

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowExecutionStatus
 
+from activities.pulsar.inputs_and_results import ConcludeClusterApplyInput
 from logstore.reconciliation.findings import LEFT, LEFT_UNCONFIRMED, apply_run_id
+from tests.activities import activity_world
 from tests.workflows.pulsar.cluster_plans import apply, planned, run_id, undo
 from tests.workflows.workflow_harness import WorkflowHarness
 from workflows.pulsar.job_definitions import ApplyPulsarResult
@@ -94,6 +96,15 @@ async def test_each_page_renews_the_claim_of_the_run(house: WorkflowHarness) -> 
     result = await apply_to_its_end(house)
     assert removed == []
     assert result.done.applied == {"orphan_ledger": 2}
+
+
+async def test_repeated_conclusion_of_an_ended_apply_has_the_same_answer(house: WorkflowHarness) -> None:
+    await planned(house, 101, 102)
+    result = await apply_to_its_end(house)
+    assert result.certificate
+    request = ConcludeClusterApplyInput(run_id=run_id(house), actor="tests")
+    concluded = activity_world.run(house.world.activities.cluster_applying.conclude_cluster_apply, request)
+    assert (concluded.counts, concluded.certificate) == (result.done, result.certificate)
 
 
 async def test_audit_log_has_applies_and_undos(house: WorkflowHarness) -> None:
