@@ -1,4 +1,4 @@
-"""Load of a transaction coordinator, which the admin API cannot do.
+"""Load of a transaction coordinator by its broker. The admin API has no request for it.
 
 A broker loads a coordinator when the first client with transactions connects. After a restart of the broker, a
 transaction of a client that is gone stays open until then, even after its timeout.
@@ -21,6 +21,7 @@ _PROTOCOL_VERSION: Final = 19  # the first one with coordinators
 _REQUEST_ID: Final = 1
 _SIZES: Final = struct.Struct(">II")
 _MAX_FRAME_BYTES: Final = 5 << 20  # of brokers by default; the answers here have some bytes
+_MAX_PINGS: Final = 10  # before an answer; a broker asks every 30 s by default whether its client lives
 
 
 def load_coordinator(admin: BrokerAdmin, service_url: str, coordinator: int) -> None:
@@ -40,9 +41,9 @@ def load_coordinator(admin: BrokerAdmin, service_url: str, coordinator: int) -> 
             _ask(connection, Command(type=Command.CONNECT, connect=connect), Command.CONNECTED)
             _ask(connection, Command(type=Command.LOAD_COORDINATOR, load_coordinator=load), Command.COORDINATOR_LOADED)
     except (OSError, DecodeError, _BrokerRefused) as error:
-        found = shorten_text(str(error)) or type(error).__name__
+        reason = shorten_text(str(error)) or type(error).__name__
         advice = "see the log of the broker, or connect any client with transactions, and try again"
-        raise AdminRequestFailed(subject, expected="success", found=found, advice=advice, method="CONNECT") from None
+        raise AdminRequestFailed(subject, expected="success", found=reason, advice=advice, method="CONNECT") from None
 
 
 class _BrokerRefused(Exception):
@@ -50,9 +51,9 @@ class _BrokerRefused(Exception):
 
 
 def _ask(connection: socket.socket, command: Command, expected: int) -> None:
-    """Send a command, and wait for its answer. Questions of the broker whether the client lives are answered."""
+    """Send a command, and wait for its answer. Answer the pings that come before it."""
     _send(connection, command)
-    while True:
+    for _ in range(_MAX_PINGS + 1):
         answer = _receive(connection)
         if answer.type == Command.PING:
             pong = Command(type=Command.PONG)
@@ -65,6 +66,7 @@ def _ask(connection: socket.socket, command: Command, expected: int) -> None:
             return
         else:
             raise _BrokerRefused(f"a command of type {answer.type}; {ADVICE_UNKNOWN_VERSION}")
+    raise _BrokerRefused(f"{_MAX_PINGS + 1} pings and no answer")
 
 
 def _send(connection: socket.socket, command: Command) -> None:

@@ -161,6 +161,13 @@ def test_abort_loads_a_coordinator_that_no_broker_has_loaded(
     assert server.count(_ABORT) == 1
 
 
+def test_broker_that_only_pings_is_not_waited_for(server: FakeAdmin, reader: ZnodeReader, broker: FakeBroker) -> None:
+    _unload_coordinator(server, broker)
+    broker.answers = [PING] * 30
+    with pytest.raises(AdminRequestFailed, match="found 11 pings and no answer"):
+        _transactions(server, reader).abort(_FIRST)
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
