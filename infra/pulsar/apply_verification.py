@@ -1,6 +1,7 @@
-"""Look at a cluster after an apply: ledgers that are missing, ledgers that are left, and what bookies still have.
+"""Verification of a cluster after an apply: missing ledgers, remaining orphans, and the space that bookies gave back.
 
-References and ledgers are read in batches. Memory holds one batch, and the first of the problems and references.
+References and ledgers are read in batches. Memory holds one batch, the first problems and references of each kind, and
+the dangling references of the plan.
 """
 
 from collections import Counter
@@ -64,7 +65,7 @@ class CountedSamples(Generic[T]):
 
 @dataclass(slots=True, kw_only=True)
 class ApplyVerification:
-    """What is true of a cluster after an apply."""
+    """Counts and samples of a cluster after an apply."""
 
     references: int = 0
     missing: CountedSamples[ScannedReference] = field(default_factory=CountedSamples)  # to ledgers of the journal
@@ -78,8 +79,15 @@ class ApplyVerification:
     orphans_left: int | None = None  # None: not counted
 
 
+_SPACE_BY_STORED_DATA: Final = {
+    StoredData.STORED: SpaceState.AWAITING,
+    StoredData.GONE: SpaceState.RECLAIMED,
+    StoredData.UNKNOWN: SpaceState.UNKNOWN,
+}
+
+
 class ApplyVerifier:
-    """Verification of one apply. `limiter` is for reads from bookies."""
+    """Verification of one apply. `limiter` limits the reads from bookies."""
 
     def __init__(
         self, reader: ZnodeReader, ledgers_root: str, limiter: RateLimiter, *, log_roots: Sequence[str] = LOG_ROOTS
@@ -110,7 +118,7 @@ class ApplyVerifier:
         directory = BookieDirectory(self._reader, self._root)
         with BookieConnections(directory) as connections:
             for batch in _split(ledgers):
-                self._check_journal_batch(connections, batch)
+                self._count_space(connections, self._find_absent(batch))
 
     def count_orphans_left(self, ledger_ids: Iterable[int]) -> None:
         """Count those of the plan's orphan ledgers that exist."""
@@ -136,8 +144,9 @@ class ApplyVerifier:
                 current.add((fact.path, fact.ledger_id))
         return [each for each in references if (each.path, each.ledger_id) in current]
 
-    def _check_journal_batch(self, connections: BookieConnections, ledgers: Sequence[JournaledLedger]) -> None:
-        absent = []
+    def _find_absent(self, ledgers: Sequence[JournaledLedger]) -> list[JournaledLedger]:
+        """Count ledgers of the journal by state, and return those that do not exist."""
+        absent: list[JournaledLedger] = []
         znodes = self._reader.read([f"{self._root}/{ledger.path}" for ledger in ledgers])
         for ledger, (_, znode) in zip(ledgers, znodes, strict=True):
             if znode is None:
@@ -146,20 +155,17 @@ class ApplyVerifier:
             else:
                 is_same = znode.data == ledger.data
                 self.result.ledgers[DeletedLedgerState.RESTORED if is_same else DeletedLedgerState.REPLACED] += 1
-        metadata = [parse_ledger_metadata(ledger.data) for ledger in absent]
-        self._limiter.wait_after_use(sum(len(each.bookie_ids) for each in metadata))
-        for each, stored in zip(metadata, look_for_stored_data(connections, absent), strict=True):
-            space = SpaceState.RECLAIMED if each.is_empty else _SPACE_BY_STORED_DATA[stored]
+        return absent
+
+    def _count_space(self, connections: BookieConnections, absent: Sequence[JournaledLedger]) -> None:
+        metadata_of_absent = [parse_ledger_metadata(ledger.data) for ledger in absent]
+        self._limiter.wait_after_use(sum(len(metadata.bookie_ids) for metadata in metadata_of_absent))
+        stored_data = look_for_stored_data(connections, absent)
+        for metadata, stored in zip(metadata_of_absent, stored_data, strict=True):
+            space = SpaceState.RECLAIMED if metadata.is_empty else _SPACE_BY_STORED_DATA[stored]
             self.result.space_ledgers[space] += 1
-            self.result.space_bytes[space] += each.stored_bytes
-            self.result.unstated_ledgers += each.state is not BookKeeperLedgerState.CLOSED
-
-
-_SPACE_BY_STORED_DATA: Final = {
-    StoredData.STORED: SpaceState.AWAITING,
-    StoredData.GONE: SpaceState.RECLAIMED,
-    StoredData.UNKNOWN: SpaceState.UNKNOWN,
-}
+            self.result.space_bytes[space] += metadata.stored_bytes
+            self.result.unstated_ledgers += metadata.state is not BookKeeperLedgerState.CLOSED
 
 
 def _split(items: Iterable[T]) -> Iterator[list[T]]:
