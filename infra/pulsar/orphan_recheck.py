@@ -1,7 +1,7 @@
 """Last look at orphan ledgers, right before their deletion.
 
-Whatever a plan did not expect stops the deletion of all ledgers: then the rules of the plan do not describe this
-cluster. A ledger that does not exist any more is no surprise, because a broker may delete it late.
+A state that the plan did not expect stops the deletion of all ledgers, because the rules of the plan may not describe
+this cluster. A ledger that does not exist any more is expected: a broker may delete it late.
 """
 
 from collections.abc import Collection, Mapping, Sequence

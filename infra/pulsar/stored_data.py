@@ -1,4 +1,7 @@
-"""Look whether bookies have entries of ledgers. A read of this kind fences no ledger, and a bookie notices nothing."""
+"""Reads from bookies that tell whether they still have entries of ledgers.
+
+The reads do not fence a ledger: bookies go on to accept entries of its writer.
+"""
 
 from collections.abc import Sequence
 
@@ -9,7 +12,7 @@ from logstore.pulsar.ledger_metadata import LedgerMetadata, parse_ledger_metadat
 
 
 def look_for_stored_data(connections: BookieConnections, ledgers: Sequence[JournaledLedger]) -> list[StoredData]:
-    """Ask each bookie of each ledger for the last entry that it has."""
+    """Ask each bookie of each ledger for the last entry that it has. A ledger that is closed and empty is `STORED`."""
     requests_by_ledger = [_make_requests(ledger.ledger_id, parse_ledger_metadata(ledger.data)) for ledger in ledgers]
     answers = connections.read_entries([request for requests in requests_by_ledger for request in requests])
     return [_judge_answers([answers[request] for request in requests]) for requests in requests_by_ledger]
