@@ -1,7 +1,9 @@
 """Open transactions of a cluster, as its coordinators and participants report them.
 
-Source: Pulsar's `TransactionsBase`. A coordinator reports one or all of its transactions, but nothing at all if one of
-their participants cannot be asked, for example because its topic is not loaded. Its log then shows the transactions.
+A coordinator reports nothing at all if one participant of its transactions cannot be asked, for example because no
+broker has loaded its topic. Then the coordinator's log is read.
+
+Source: Pulsar's `TransactionsBase`.
 """
 
 import re
@@ -80,20 +82,11 @@ def read_open_transactions(admin: BrokerAdmin, reader: ZnodeReader, ledgers_root
         if report.value is not None:
             transactions += report.value
             continue
-        try:
-            logged = read_logged_transactions(reader, directory, ledgers_root, coordinator)
-        except (StoreUnavailable, PreconditionFailed, UnreadableMetadata) as error:
-            problems.append(f"coordinator {coordinator}: it gives no answer, and its log cannot be read: {error}")
-            continue
-        if logged is None:  # the coordinator has never been loaded, unless it fails
-            if report.problem:
-                problems.append(f"coordinator {coordinator}: it has no log, and its broker fails: {report.problem}")
-            continue
-        logged_transactions, participant_problems = _ask_logged_participants(admin, coordinator, logged)
-        transactions += [
-            replace(transaction, coordinator_loaded=bool(report.problem)) for transaction in logged_transactions
-        ]
-        problems += participant_problems
+        logged, log_problems = _read_from_log(
+            admin, reader, directory, ledgers_root, coordinator, coordinator_problem=report.problem
+        )
+        transactions += logged
+        problems += log_problems
     transactions, detail_problems = _complete_participants(admin, transactions)
     transactions.sort(key=lambda each: (each.opened_ms, each.coordinator, each.sequence))
     return TransactionReport(tuple(transactions), (*problems, *detail_problems))
@@ -111,6 +104,7 @@ def find_open_transaction(
     """
     path = f"{_TRANSACTIONS}/transactionMetadata/{transaction_id.tc_id}/{transaction_id.sequence}"
     is_loaded = True
+    transaction: OpenTransaction | None = None
     problems: list[str] = []
     try:
         document = admin.find_json(path, dict, attempts=1)
@@ -121,9 +115,8 @@ def find_open_transaction(
     else:
         if document is not None:
             transaction = _parse_transaction(document, path)
-        elif (is_loaded := _is_coordinator_loaded(admin, transaction_id)) is True:
-            transaction = None
-        else:
+        elif not _is_coordinator_loaded(admin, transaction_id):
+            is_loaded = False
             transaction, problems = _find_in_log(admin, reader, ledgers_root, transaction_id)
     if transaction is None:
         return None
@@ -146,7 +139,8 @@ def read_participants_after_end(admin: BrokerAdmin, transaction: OpenTransaction
 def abort_transaction(admin: BrokerAdmin, transaction_id: TransactionId) -> None:
     """Ask a coordinator to abort a transaction. It answers after all participants have confirmed.
 
-    A coordinator that no broker has loaded is loaded first. If it does not answer in time, it goes on by itself.
+    A coordinator that no broker has loaded is loaded first. A coordinator that does not answer in time goes on with the
+    abort.
 
     Raises:
         AdminRequestFailed: The abort is not confirmed, but may have happened, or may happen later.
@@ -170,7 +164,11 @@ def _list_coordinators(admin: BrokerAdmin) -> list[tuple[int, str]]:
 
 
 def _is_coordinator_loaded(admin: BrokerAdmin, transaction_id: TransactionId) -> bool:
-    """Raise `UnknownObject` if the coordinator is loaded, and has not given the sequence to a transaction."""
+    """Return whether a broker has loaded the coordinator of a transaction.
+
+    Raises:
+        UnknownObject: It is loaded, and has not begun such a transaction yet.
+    """
     path = f"{_TRANSACTIONS}/coordinatorStats?coordinatorId={transaction_id.tc_id}"
     statistics = admin.find_json(path, dict)
     if statistics is None:
@@ -180,6 +178,32 @@ def _is_coordinator_loaded(admin: BrokerAdmin, transaction_id: TransactionId) ->
         expected = f"a transaction up to {transaction_id.tc_id}:{newest}, the newest one"
         raise UnknownObject("txn", expected=expected, found=str(transaction_id))
     return True
+
+
+def _read_from_log(
+    admin: BrokerAdmin,
+    reader: ZnodeReader,
+    directory: BookieDirectory,
+    ledgers_root: str,
+    coordinator: int,
+    *,
+    coordinator_problem: str,
+) -> tuple[list[OpenTransaction], list[str]]:
+    """Return the transactions in the log of a coordinator that gives no answer, and problems.
+
+    `coordinator_problem` is "" if no broker has loaded the coordinator.
+    """
+    try:
+        logged = read_logged_transactions(reader, directory, ledgers_root, coordinator)
+    except (StoreUnavailable, PreconditionFailed, UnreadableMetadata) as error:
+        return [], [f"coordinator {coordinator}: it gives no answer, and its log cannot be read: {error}"]
+    if logged is None:  # the coordinator has never been loaded, unless its broker fails
+        if coordinator_problem:
+            return [], [f"coordinator {coordinator}: it has no log, and its broker fails: {coordinator_problem}"]
+        return [], []
+    transactions, problems = _ask_logged_participants(admin, coordinator, logged)
+    is_loaded = bool(coordinator_problem)
+    return [replace(transaction, coordinator_loaded=is_loaded) for transaction in transactions], problems
 
 
 def _find_in_log(
