@@ -26,7 +26,7 @@ class Restoration(StrEnum):
 class StoredData(StrEnum):
     """Whether bookies still have the entries of a restored ledger."""
 
-    STORED = "stored"
+    STORED = "stored"  # also a closed ledger without entries
     GONE = "gone"  # a garbage collection has removed them
     UNKNOWN = "unknown"  # no bookie answers
 
@@ -85,7 +85,8 @@ class ClusterTransactions(Protocol):
         """Return a transaction with its participants, or `None` if it has ended.
 
         Raises:
-            UnknownObject: The coordinator has not begun such a transaction, or no broker has loaded the coordinator.
+            UnknownObject: The coordinator has not begun such a transaction, or does not exist.
+            PreconditionFailed, UnreadableMetadata: The coordinator gives no answer, and its log is too long or damaged.
         """
 
     def read_participants_after_end(self, transaction: OpenTransaction) -> tuple[TransactionParticipant, ...]:
