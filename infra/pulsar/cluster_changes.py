@@ -32,6 +32,9 @@ from logstore.stop_checks import raise_if_stopped
 _MAX_LOOKS: Final = 5
 """Looks before one request of a deletion, while owners of its ledgers change."""
 
+_MAX_OWNER_CHARACTERS: Final = 700_000
+"""Characters in the paths of owners that one request checks. ZooKeeper refuses requests above 1 MiB."""
+
 
 @contextmanager
 def open_cluster_changes(
@@ -96,6 +99,11 @@ class LeasedClusterChanges:
         for _ in range(_MAX_LOOKS):
             owners = self._require_no_reference(ledgers)
             versions = {owner.path: owner.version for owner in owners.values() if owner.version is not None}
+            if len(ledgers) > 1 and sum(map(len, versions)) > _MAX_OWNER_CHARACTERS:
+                middle = len(ledgers) // 2
+                self.delete(ledgers[:middle])
+                self.delete(ledgers[middle:])
+                return
             if self._changes.delete(ledgers, versions):
                 break
         else:

@@ -308,17 +308,18 @@ def test_an_owner_of_many_ledgers_is_checked_once_a_request(
     }
 
 
+@pytest.mark.parametrize(("characters", "requests"), [(4_000, 1), (11_000, 2)])
 def test_a_request_with_many_long_names_is_not_too_long(
-    cluster: KazooClient, changes: LeasedClusterChanges, moments: Moments
+    cluster: KazooClient, changes: LeasedClusterChanges, moments: Moments, characters: int, requests: int
 ) -> None:
     """ZooKeeper closes the connection of a request above 1 MiB."""
     findings = []
     for number in range(100):
-        name = f"t/ns/persistent/{number:02}{'x' * 4_000}"
+        name = f"t/ns/persistent/{number:02}{'x' * characters}"
         write(cluster, f"managed-ledgers/{name}", wire.managed_ledger([8]))
         findings.append(plant_orphan(cluster, 10_000 + number, OF_TOPIC | {"pulsar/managed-ledger": name}))
     delete_planned(changes, *findings)
-    assert len(moments.owner_versions[0]) == 100
+    assert [len(versions) for versions in moments.owner_versions] == [100 // requests] * requests
     assert not any(cluster.exists(finding.key) for finding in findings)
 
 
