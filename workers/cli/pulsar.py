@@ -1,4 +1,4 @@
-"""Group `pulsar`: a real Pulsar cluster with BookKeeper. The commands of this group only read."""
+"""Group `pulsar`: a real Pulsar cluster with BookKeeper. The commands of this module change nothing in the cluster."""
 
 import time
 from collections import Counter
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from infra.pulsar.scan_facts import ScanProblem
     from workflows.pulsar.job_definitions import PlanPulsarResult
 
-pulsar = create_command_group("pulsar", "A Pulsar cluster: ledgers that nothing refers to.")
+pulsar = create_command_group("pulsar", "A Pulsar cluster: ledgers that nothing refers to, and stuck transactions.")
 
 _LedgerId = Annotated[
     int, typer.Argument(metavar="LEDGER_ID", min=0, max=MAX_LEDGER_ID, help="Id of a BookKeeper ledger.")

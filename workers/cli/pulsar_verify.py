@@ -30,13 +30,13 @@ _MEANING_BY_SPACE: Final = {
 def verify_apply(context: CommandContext, run_id: RunId) -> Answer:
     """Read the cluster again after `orphans apply`: is anything missing, what is left, and what did bookies give back?
 
-    Every reference of the cluster is read. If one names a ledger that the apply has deleted, and that is absent, the
-    exit code is 1: put the ledger back with `orphans undo`. So it is if the certificate of the apply was changed. If
-    something cannot be read, the exit code is 4.
+    Every reference of the cluster is read. If a reference names a deleted ledger that is absent, the exit code is 1:
+    put the ledger back with `orphans undo`. It is also 1 if the certificate of the apply was changed. If something
+    cannot be read, the exit code is 4.
 
     Bytes are those that the metadata of the deleted ledgers state, times their replicas. reclaimed: no bookie has the
     ledger any more. awaiting_collection: a bookie has it until its next garbage collection. unknown: a bookie does not
-    answer. A ledger that nobody has closed states no bytes. The command changes nothing, and needs read access alone.
+    answer. A ledger that nobody has closed states no bytes. The command changes nothing, and only needs read access.
     """
     from logstore.reconciliation.services import run_checks  # noqa: PLC0415 - start-up time
 
@@ -50,58 +50,72 @@ def verify_apply(context: CommandContext, run_id: RunId) -> Answer:
 
 
 def _make_answer(run_id: str, result: "ApplyVerification", certificate: dict[str, object] | None) -> Answer:
+    document = _make_document(run_id, result, certificate)
+    return Answer(
+        document=document,
+        display=_make_display(document),
+        sections=_make_sections(document),
+        code=_choose_exit_code(result, certificate),
+    )
+
+
+def _make_document(run_id: str, result: "ApplyVerification", certificate: dict[str, object] | None) -> dict[str, Any]:
     from infra.pulsar.apply_verification import DeletedLedgerState, SpaceState  # noqa: PLC0415 - start-up time
 
-    problems = result.problems
-    missing, new_dangling = (
-        list(map(_make_reference_row, each.samples)) for each in (result.missing, result.new_dangling)
-    )
-    unread = [{"path": f"/{problem.path}", "reason": problem.reason} for problem in problems.samples]
     space_bytes = _count_by_state(SpaceState, result.space_bytes)
-    space_ledgers = _count_by_state(SpaceState, result.space_ledgers)
-    deleted = _count_by_state(DeletedLedgerState, result.ledgers)
-    document: dict[str, object] = {
+    return {
         "run_id": run_id,
         "missing_referenced": result.missing.count,
         "orphans_left": result.orphans_left,
         "reclaimed_bytes": space_bytes[SpaceState.RECLAIMED.value],
         "bytes": space_bytes,
-        "ledgers": space_ledgers,
+        "ledgers": _count_by_state(SpaceState, result.space_ledgers),
         "unstated_ledgers": result.unstated_ledgers,
-        "journal": deleted,
+        "journal": _count_by_state(DeletedLedgerState, result.ledgers),
         "references": result.references,
         "dangling": {"planned": result.planned_dangling, "new": result.new_dangling.count},
-        "complete": not problems.count,
+        "complete": not result.problems.count,
         "certificate": certificate,
-        "missing": missing,
-        "new_dangling": new_dangling,
-        "problem_count": problems.count,
-        "problems": unread,
+        "missing": list(map(_make_reference_row, result.missing.samples)),
+        "new_dangling": list(map(_make_reference_row, result.new_dangling.samples)),
+        "problem_count": result.problems.count,
+        "problems": [{"path": f"/{each.path}", "reason": each.reason} for each in result.problems.samples],
     }
-    display: dict[str, object] = {
-        "plan": run_id,
-        "missing, but referenced": result.missing.count,
-        "orphans left": "unknown: the plan has left the catalog"
-        if result.orphans_left is None
-        else result.orphans_left,
-        "ledgers of the journal": ", ".join(f"{count:,} {name}" for name, count in deleted.items() if count) or "none",
-        "references": result.references,
-        "dangling references": f"{result.planned_dangling:,} of the plan, {result.new_dangling.count:,} new",
-        "complete": f"no: {problems.count:,} values are unreadable" if problems.count else "yes",
+
+
+def _make_display(document: dict[str, Any]) -> dict[str, object]:
+    left, unreadable, dangling = document["orphans_left"], document["problem_count"], document["dangling"]
+    ledgers = ", ".join(f"{count:,} {name}" for name, count in document["journal"].items() if count)
+    certificate = document["certificate"] or {}
+    return {
+        "plan": document["run_id"],
+        "missing, but referenced": document["missing_referenced"],
+        "orphans left": "unknown: the plan has left the catalog" if left is None else left,
+        "ledgers of the journal": ledgers or "none",
+        "references": document["references"],
+        "dangling references": f"{dangling['planned']:,} of the plan, {dangling['new']:,} new",
+        "complete": f"no: {unreadable:,} values are unreadable" if unreadable else "yes",
+        **{f"certificate {name}": value for name, value in certificate.items() if value is not None},
     }
-    if certificate:
-        display |= {f"certificate {name}": value for name, value in certificate.items() if value is not None}
+
+
+def _make_sections(document: dict[str, Any]) -> list[Answer]:
     space = [
-        {"space": name, "bytes": space_bytes[name], "ledgers": space_ledgers[name], "meaning": meaning}
+        {"space": name, "bytes": document["bytes"][name], "ledgers": document["ledgers"][name], "meaning": meaning}
         for name, meaning in _MEANING_BY_SPACE.items()
     ]
-    sections = [
+    return [
         Answer(document=space, title="space of the absent ledgers", columns_below=("meaning",)),
-        Answer(document=missing, title="missing, but referenced", empty="nothing refers to a deleted ledger"),
-        Answer(document=new_dangling, title="other dangling references since the plan", empty="no others dangle"),
-        Answer(document=unread, title="unreadable", empty="every reference was read"),
+        Answer(
+            document=document["missing"], title="missing, but referenced", empty="nothing refers to a deleted ledger"
+        ),
+        Answer(
+            document=document["new_dangling"],
+            title="other dangling references since the plan",
+            empty="no others dangle",
+        ),
+        Answer(document=document["problems"], title="unreadable", empty="every reference was read"),
     ]
-    return Answer(document=document, display=display, sections=sections, code=_choose_exit_code(result, certificate))
 
 
 def _choose_exit_code(result: "ApplyVerification", certificate: dict[str, object] | None) -> ExitCode:

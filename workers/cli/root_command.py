@@ -73,7 +73,7 @@ COMMANDS = {
         "Jobs that recur: sweep, trim, plan, and those of records.", "workflows_and_schedules"
     ),
     "pulsar": LazyCommandEntry(
-        "A Pulsar cluster: ledgers that nothing refers to.",
+        "A Pulsar cluster: ledgers that nothing refers to, and stuck transactions.",
         "pulsar",
         other_modules=("pulsar_transactions", "pulsar_verify"),
     ),
