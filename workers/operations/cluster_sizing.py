@@ -6,6 +6,7 @@ Print a Markdown table for clusters with these numbers of ledgers:
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,7 +83,8 @@ class PlannedCluster:
     @property
     def apply_events(self) -> int:
         """Events in Temporal's history of the apply, whose pages are full."""
-        return EVENTS_PER_ACTIVITY * (self.orphans // FINDINGS_PER_PAGE + 2)
+        pages = math.ceil(self.orphans / FINDINGS_PER_PAGE)
+        return EVENTS_PER_ACTIVITY * (pages + 2)  # a page, the begin and the end are activities
 
 
 def format_cluster_table(clusters: list[PlannedCluster]) -> str:
