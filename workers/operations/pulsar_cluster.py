@@ -70,9 +70,10 @@ def verify_pulsar_apply(
     """
     cluster = pulsar_cluster_from_settings(settings)
     with cluster.open_reader(parallel_sessions=1) as reader:
-        planned, found = apply_run.summary[IDENTITY], read_cluster_identity(reader, cluster.ledgers_root)
-        if found != planned:
-            raise PreconditionFailed(f"{apply_run.run_id}: expected the cluster {planned}, found {found}")
+        planned, current = apply_run.summary[IDENTITY], read_cluster_identity(reader, cluster.ledgers_root)
+        if current != planned:
+            advice = "Set pulsar_zookeeper and pulsar_ledgers_root to those of the apply"
+            raise PreconditionFailed(f"{apply_run.run_id}: expected the cluster {planned}, found {current}. {advice}")
         verifier = ApplyVerifier(
             reader, cluster.ledgers_root, RateLimiter(cluster.reads_per_s), log_roots=cluster.log_roots
         )
