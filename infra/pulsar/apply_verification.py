@@ -22,7 +22,6 @@ from logstore.ports.pulsar_cluster import StoredData
 from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, find_stated_owner, parse_ledger_metadata
 from logstore.pulsar.znode_names import LOG_ROOTS
 from logstore.rate_limiter import RateLimiter
-from logstore.stop_checks import raise_if_stopped
 
 T = TypeVar("T")
 
@@ -171,7 +170,6 @@ class ApplyVerifier:
 def _split(items: Iterable[T]) -> Iterator[list[T]]:
     remaining = iter(items)
     while batch := list(islice(remaining, _PER_BATCH)):
-        raise_if_stopped()
         yield batch
 
 

@@ -1,0 +1,72 @@
+"""Steps of aborts: refusals are named up to a number, and a cancellation ends each step at its next transaction."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.exceptions import CancelledError
+from temporalio.testing import ActivityEnvironment
+
+from activities.pulsar.inputs_and_results import BeginAbortInput, CheckAbortsInput
+from logstore.errors import PreconditionFailed
+from logstore.transactions.transaction_ids_and_states import TransactionId
+from tests.activities.activity_world import World, make_activity_environment, open_activity_world, run
+
+_RUN_ID = "abort-1"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    opened = open_activity_world(tmp_path)
+    with opened.opened:
+        opened.cluster.transactions.add(1, 2)
+        yield opened
+
+
+def begin(*sequences: int) -> BeginAbortInput:
+    return BeginAbortInput(run_id=_RUN_ID, transactions=[f"0:{each}" for each in sequences], actor="tests")
+
+
+def cancel_at_first_look(world: World, env: ActivityEnvironment, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list of looked at transactions, which grows."""
+    looks: list[str] = []
+    find: Callable[[TransactionId], Any] = world.cluster.transactions.find
+
+    def find_and_cancel(transaction_id: TransactionId) -> Any:
+        looks.append(str(transaction_id))
+        env.cancel()
+        return find(transaction_id)
+
+    monkeypatch.setattr(world.cluster.transactions, "find", find_and_cancel)
+    return looks
+
+
+def test_message_names_the_first_refusals_and_the_number_of_others(world: World) -> None:
+    with pytest.raises(PreconditionFailed) as raised:
+        run(world.activities.transaction_aborting.begin_abort, begin(1, *range(11, 18)))
+    message = str(raised.value)
+    assert [f"0:{sequence}: " in message for sequence in range(11, 18)] == [True] * 5 + [False] * 2
+    assert message.endswith(". 2 more are refused. Nothing was aborted")
+
+
+def test_few_refusals_are_all_named(world: World) -> None:
+    with pytest.raises(PreconditionFailed, match=r"0:15: [^.]*\. Nothing was aborted"):
+        run(world.activities.transaction_aborting.begin_abort, begin(*range(11, 16)))
+
+
+def test_cancelled_begin_looks_at_no_further_transaction(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_activity_environment()
+    looks = cancel_at_first_look(world, env, monkeypatch)
+    with pytest.raises(CancelledError):
+        env.run(world.activities.transaction_aborting.begin_abort, begin(1, 2))
+    assert looks == ["0:1"]
+
+
+def test_cancelled_check_looks_at_no_further_transaction(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(world.activities.transaction_aborting.begin_abort, begin(1, 2))
+    env = make_activity_environment()
+    looks = cancel_at_first_look(world, env, monkeypatch)
+    with pytest.raises(CancelledError):
+        env.run(world.activities.transaction_aborting.check_aborts, CheckAbortsInput(run_id=_RUN_ID, attempts={}))
+    assert looks == ["0:1"]
