@@ -8,7 +8,12 @@ import pytest
 from temporalio.exceptions import CancelledError
 from temporalio.testing import ActivityEnvironment
 
-from activities.pulsar.inputs_and_results import BeginAbortInput, CheckAbortsInput
+from activities.pulsar.inputs_and_results import (
+    AbortAttempt,
+    AbortTransactionInput,
+    BeginAbortInput,
+    CheckAbortsInput,
+)
 from logstore.errors import PreconditionFailed
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.activities.activity_world import World, make_activity_environment, open_activity_world, run
@@ -70,3 +75,34 @@ def test_cancelled_check_looks_at_no_further_transaction(world: World, monkeypat
     with pytest.raises(CancelledError):
         env.run(world.activities.transaction_aborting.check_aborts, CheckAbortsInput(run_id=_RUN_ID, attempts={}))
     assert looks == ["0:1"]
+
+
+def abort(world: World, sequence: int) -> AbortAttempt:
+    request = AbortTransactionInput(run_id=_RUN_ID, txn=f"0:{sequence}")
+    return run(world.activities.transaction_aborting.abort_transaction, request)
+
+
+def test_transaction_that_has_ended_is_not_aborted(world: World) -> None:
+    run(world.activities.transaction_aborting.begin_abort, begin(1, 2))
+    world.cluster.transactions.transactions[1].state = "COMMITTED"
+    assert abort(world, 1) == AbortAttempt()
+    assert world.cluster.transactions.aborts == []
+
+
+def test_transaction_that_is_being_committed_is_not_aborted(world: World) -> None:
+    run(world.activities.transaction_aborting.begin_abort, begin(1, 2))
+    world.cluster.transactions.transactions[1].state = "COMMITTING"
+    assert abort(world, 1).problem == "transaction 0:1: expected OPEN or ABORTING, found COMMITTING"
+    assert world.cluster.transactions.aborts == []
+
+
+def test_begin_after_the_end_returns_the_results_and_records_no_act(world: World) -> None:
+    aborting = world.activities.transaction_aborting
+    run(aborting.begin_abort, begin(1))
+    abort(world, 1)
+    results = run(aborting.conclude_abort, CheckAbortsInput(run_id=_RUN_ID, attempts={}))
+    assert [each.outcome for each in results] == ["aborted"]
+    acts = world.catalog.inspection.list_audit_entries(limit=10)
+    assert run(aborting.begin_abort, begin(1)).done == results
+    assert run(aborting.conclude_abort, CheckAbortsInput(run_id=_RUN_ID, attempts={})) == results
+    assert world.catalog.inspection.list_audit_entries(limit=10) == acts

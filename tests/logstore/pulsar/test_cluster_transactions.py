@@ -58,6 +58,8 @@ def _others(*transactions: OpenTransaction) -> TransactionReport:
         (_topic(owes="abort"), _NO_OTHERS, "it still owes abort"),
         (_topic(problem="status 500"), _NO_OTHERS, "it could not be asked: status 500"),
         (_topic(max_read_position="7:3"), _NO_OTHERS, "found 7:3, and no open transaction with messages behind it"),
+        (_topic(max_read_position="7:4"), _NO_OTHERS, ""),
+        (_subscription(position="7:4", max_read_position="7:3"), _NO_OTHERS, ""),
         (_topic(max_read_position="7:3"), _others(_open(1, _topic(position="7:5"))), ""),
         (_topic(max_read_position="7:3"), _others(_open(1, _topic(position="7:2"))), "found 7:3"),
         (_topic(max_read_position="7:3"), _others(_open(1, _subscription(position="7:5"))), "found 7:3"),
@@ -81,8 +83,8 @@ def test_transaction_with_the_first_message_behind_the_max_read_position_holds_c
     participant = _topic(waiting=("billing", "search"), max_read_position="7:9")
     others = _others(
         _open(1, _topic(position="8:3")),
-        _open(2, _topic(position="8:0"), _topic(topic=f"{_TOPIC}-2", position="7:10")),
-        _open(3, _topic(position="7:1")),
+        _open(2, _topic(position="8:0")),
+        _open(3, _topic(position="7:1"), _topic(topic=f"{_TOPIC}-2", position="7:10")),
     )
     assert list_holds([participant, _subscription()], others) == [
         f"{_TOPIC}: subscriptions billing, search wait at 7:9 for messages of transaction 0:2"

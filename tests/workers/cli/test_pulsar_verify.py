@@ -9,6 +9,7 @@ import pytest
 
 from infra.pulsar.apply_verification import ApplyVerification, DeletedLedgerState, SpaceState
 from infra.pulsar.scan_facts import ScannedReference, ScanProblem
+from logstore.ports.catalog import Claim, RunKind
 from logstore.reconciliation.findings import FindingKind
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.workers.cli.cluster_plans import RUN_ID, PlannedCluster
@@ -161,6 +162,21 @@ def test_run_that_is_no_plan_of_a_cluster_is_refused(
     error = document(run("pulsar", "verify", f"apply-{RUN_ID}", "--json"), 3)["error"]
     assert "expected a plan of a Pulsar cluster" in error["message"]
     assert document(run("pulsar", "verify", "pulsar-none", "--json"), 2)["error"]["type"] == "UnknownObject"
+
+
+def test_apply_of_the_own_store_is_refused(run: Run, applied: PlannedCluster, result: ApplyVerification) -> None:
+    claim = Claim(workflow_id="tests", run_id="", ttl_s=60)
+    summary = {"actor": "ann", "reason": "", "folder": ""}
+    applied.catalog.reconciliation.open_run("apply-plan-1", RunKind.APPLY, claim=claim, summary=summary)
+    error = document(run("pulsar", "verify", "plan-1", "--json"), 3)["error"]
+    assert error["message"] == "run plan-1: expected an apply in a Pulsar cluster, found one in Sexton's own store"
+
+
+def test_unfinished_plan_is_refused(run: Run, planned: PlannedCluster, result: ApplyVerification) -> None:
+    claim = Claim(workflow_id="tests", run_id="", ttl_s=60)
+    planned.catalog.reconciliation.open_run("pulsar-2", RunKind.CLUSTER_PLAN, claim=claim, summary={})
+    error = document(run("pulsar", "verify", "pulsar-2", "--json"), 3)["error"]
+    assert error["message"].startswith("plan pulsar-2: expected one that finished, found no summary")
 
 
 def test_without_a_cluster_the_setting_is_named(run: Run, applied: PlannedCluster) -> None:
