@@ -76,8 +76,10 @@ def test_open_transaction_is_found_with_participants_and_who_waits(server: FakeA
 
 def test_ended_transaction_differs_from_one_that_never_was(server: FakeAdmin, reader: ZnodeReader) -> None:
     server.answers[_METADATA] = _NO_TRANSACTION
-    server.answers[f"{_API}/transactionMetadata/0/3"] = _NO_TRANSACTION
+    for sequence in (2, 3):
+        server.answers[f"{_API}/transactionMetadata/0/{sequence}"] = _NO_TRANSACTION
     assert _transactions(server, reader).find(_FIRST) is None
+    assert _transactions(server, reader).find(TransactionId(0, 2)) is None, "the newest one"
     with pytest.raises(UnknownObject, match="expected a transaction up to 0:2, the newest one, found '0:3'"):
         _transactions(server, reader).find(TransactionId(0, 3))
 
