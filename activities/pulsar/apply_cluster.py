@@ -177,7 +177,11 @@ class ApplyClusterActivities:
         if orphans:
             with self._open_changes(request.run_id, plan_run, request.shadow_topics, continues=True) as changes:
                 new_fates, surprise = self._delete_orphans(request, changes, orphans)
-            fates |= new_fates
+            fates = {
+                **(fate_files.read_page(request.page) or {}),
+                **fates,
+                **new_fates,
+            }  # a later attempt may have ended
         with effect("pulsar.put_fates"):
             fate_files.write_page(request.page, list(fates.values()))
         counts = finding_fates.count_fates(findings, fates | unconfirmed)
@@ -274,7 +278,11 @@ class ApplyClusterActivities:
         if existing_ids and surprise is None:
             raise StoreUnavailable(f"ledger {min(existing_ids)}: expected to be deleted, found it; looking again")
         deleted_ids = journaled_ids - existing_ids
-        self._journal.settle(run_id, deleted_ids=deleted_ids, existing_ids=existing_ids)
+        # What cannot be read now may be readable for the next attempt. If this one wakes up when the next one has
+        # deleted the ledgers, it must not make the journal forget them.
+        can_go_on = isinstance(surprise, UnreadableClusterState)
+        never_deleted_ids = frozenset[int]() if can_go_on else existing_ids
+        self._journal.settle(run_id, deleted_ids=deleted_ids, existing_ids=never_deleted_ids)
         fates = {
             number: FateOfFinding(
                 number=number, fate=FindingFate.DELETED, objects=finding.objects, size_bytes=finding.size_bytes
