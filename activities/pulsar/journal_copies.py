@@ -159,13 +159,19 @@ def _parse_object(run_id: str, key: str, body: bytes) -> tuple[dict[str, Any], l
         ledgers = list(map(_parse_line, lines))
         summary = dict(header["summary"])
         stated = header["format"], header["run_id"], header["ledgers"]
-        known = {name for name in (IDENTITY, "actor", "reason", "plan", "folder") if isinstance(summary[name], str)}
+        _require_texts(summary)
     except (ValueError, LookupError, TypeError) as error:
         raise PreconditionFailed(f"{key}: expected a journal of an apply, found {error!r}. {_ADVICE}") from error
-    if stated != (_FORMAT, run_id, len(ledgers)) or len(known) < 5:
+    if stated != (_FORMAT, run_id, len(ledgers)):
         expected = f"expected {_FORMAT} of {run_id} with {len(ledgers)} ledgers"
         raise PreconditionFailed(f"{key}: {expected}, found {' '.join(map(str, stated))}. {_ADVICE}")
     return summary, ledgers
+
+
+def _require_texts(summary: Mapping[str, Any]) -> None:
+    for name in (IDENTITY, "actor", "reason", "plan", "folder"):
+        if not isinstance(summary[name], str):
+            raise TypeError(f"{name}: expected a text, found {summary[name]!r}")
 
 
 def _parse_line(line: Mapping[str, Any]) -> JournaledLedger:

@@ -35,6 +35,8 @@ ANY_VERSION: Final = -1
 
 _RENEWAL_S: Final = 300.0  # age at which a holder renews its lease before it goes on
 
+_MAX_SHOWN_BYTES: Final = 100
+
 _CLOCK_PATH: Final = "/sexton/clock-"
 
 
@@ -163,7 +165,17 @@ def _read_lease(client: KazooClient) -> _Lease | None:
         marks = frozenset(f"{LEASE_PATH}/{name}" for name in client.get_children(LEASE_PATH))
     except NoNodeError:
         return None
-    return _Lease(json.loads(data or b"{}").get("holder", ""), stat.version, stat.mtime, marks)
+    return _Lease(_parse_holder(data), stat.version, stat.mtime, marks)
+
+
+def _parse_holder(value: bytes) -> str:
+    try:
+        return str(json.loads(value)["holder"]) if value else ""
+    except (ValueError, LookupError, TypeError) as error:
+        raise PreconditionFailed(
+            f'{LEASE_PATH}: expected {{"holder": NAME}}, found {value[:_MAX_SHOWN_BYTES]!r}. If no job changes the '
+            "cluster, set an empty value"
+        ) from error
 
 
 def _create_free_lease(client: KazooClient) -> None:

@@ -99,6 +99,18 @@ def test_a_lease_that_was_deleted_by_hand_is_lost(
     assert cluster.exists(f"/ledgers/{ledgers[0].path}")
 
 
+@pytest.mark.parametrize("value", [b"[]", b"{}", b"not ours", b"\xff"])
+def test_a_value_that_no_lease_has_is_refused_by_name(
+    session: ZooKeeperSession, cluster: KazooClient, value: bytes
+) -> None:
+    cluster.create(LEASE_PATH, value, makepath=True)
+    with pytest.raises(PreconditionFailed, match=r'/sexton/lease: expected {"holder": NAME}, found'):
+        ClusterLease(session, "a").take()
+    assert cluster.get(LEASE_PATH)[0] == value
+    cluster.set(LEASE_PATH, b"")
+    ClusterLease(session, "a").take()
+
+
 def test_a_lease_that_was_freed_ends_its_proof(session: ZooKeeperSession, cluster: KazooClient) -> None:
     """An attempt that was replaced may still run when its job has ended."""
     ledgers = write_ledgers(cluster, 1)

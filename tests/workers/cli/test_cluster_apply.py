@@ -11,6 +11,7 @@ from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.finding_files import FateOfFinding
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
+from tests.logstore.pulsar import wire
 from tests.workers.cli.cluster_plans import CATALOG_ID, INCOMPLETE_REASON, RUN_ID, PlannedCluster
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices, FakeJobHandle
@@ -24,7 +25,7 @@ _RESTORED = JournaledLedger(
     path=format_ledger_path(7),
     version=0,
     czxid=7,
-    data=b"ledger",
+    data=wire.ledger_metadata(state=3, last_entry=4),
     restoration="restored",
     stored_data="stored",
 )
@@ -236,15 +237,17 @@ def test_undo_that_brings_not_everything_back_says_how_much_and_exits_with_parti
         replace(_RESTORED, ledger_id=8, stored_data="gone"),
         replace(_RESTORED, ledger_id=9, stored_data="gone"),
         replace(_RESTORED, ledger_id=10, restoration="occupied"),
-        replace(_RESTORED, ledger_id=11, stored_data="unknown"),
+        replace(_RESTORED, ledger_id=11, stored_data="gone", data=wire.ledger_metadata(state=1)),
+        replace(_RESTORED, ledger_id=12, stored_data="unknown"),
     ]
     told = run("orphans", "undo", RUN_ID, "--json")
     failures = document(told, 5)["failed"]
-    assert [failure["id"] for failure in failures] == [8, 9, 10]
-    assert failures[0]["error"].startswith("no bookie has entries of it")
+    assert [failure["id"] for failure in failures] == [8, 9, 10, 11]
+    assert failures[0]["error"].startswith("no bookie has entries of it: the metadata are back")
     assert failures[2]["error"] == "it was there with another value, and was not changed"
+    assert failures[3]["error"].endswith("nobody has closed it: it may have had none")
     notes = " ".join(told.stderr.split())
-    assert "not as before: 2 ledgers. Each: no bookie has entries of it" in notes
+    assert "not as before: 2 ledgers. Each: no bookie has entries of it:" in notes
     assert "not as before: 1 ledgers. Each: it was there with another value" in notes
 
 
@@ -262,17 +265,18 @@ def test_list_says_what_an_apply_has_left(run: Run, planned: PlannedCluster) -> 
     assert list_apply(run) == ("unfinished", None)
     counts = ApplyCounts(applied={"orphan_ledger": 1}, skipped={"only a broker could rule a reference out": 3})
     planned.store_outcome(counts, left=3, unconfirmed=3)
-    assert list_apply(run) == ("finished", {"confirmed": 0, "unconfirmed": 3, "stopped": None})
+    assert list_apply(run) == ("finished", {"confirmed": 0, "unconfirmed": 3})
     shown = " ".join(run("orphans", "list").stdout.split())
     assert "1 applied, 3 kept; 3 unconfirmed left: --include-unconfirmed deletes them" in shown
     planned.store_outcome(counts, left=4, unconfirmed=3)
-    assert list_apply(run) == ("unfinished", {"confirmed": 1, "unconfirmed": 3, "stopped": None})
+    assert list_apply(run) == ("unfinished", {"confirmed": 1, "unconfirmed": 3})
     assert "4 left: apply again" in " ".join(run("orphans", "list").stdout.split())
     planned.store_outcome(counts, left=3, unconfirmed=3, stopped="/schemas/t/ns/a: it cannot be read")
     assert list_apply(run)[0] == "unfinished"
     assert "stopped: /schemas/t/ns/a: it cannot be read" in " ".join(run("orphans", "list").stdout.split())
-    planned.end_apply(stopped="")
+    planned.end_apply(stopped="ledger 8: expected no reference")
     assert list_apply(run) == ("finished", None)
+    assert "stopped: ledger 8: expected no reference" in " ".join(run("orphans", "list").stdout.split())
 
 
 def list_apply(run: Run) -> tuple[str, dict[str, Any] | None]:

@@ -38,6 +38,7 @@ _UNREFERENCED: Final = (
     " something refers to it: sexton pulsar explain LEDGER_ID. The next plan finds it as an orphan again"
 )
 _WITHOUT_DATA: Final = "no bookie has entries of it: the metadata are back, and each read of the ledger fails"
+_WITHOUT_DATA_AND_OPEN: Final = "no bookie has entries of it, and nobody has closed it: it may have had none"
 _OCCUPIED: Final = "it was there with another value, and was not changed"
 
 
@@ -238,6 +239,14 @@ def _answer_undo(
 
 def _find_undo_problem(ledger: "JournaledLedger") -> str:
     """Return why a ledger is not as it was before its deletion, or ""."""
+    from logstore.pulsar.ledger_metadata import (  # noqa: PLC0415 - start-up time
+        BookKeeperLedgerState,
+        parse_ledger_metadata,
+    )
+
     if ledger.restoration == Restoration.OCCUPIED.value:
         return _OCCUPIED
-    return _WITHOUT_DATA if ledger.stored_data == StoredData.GONE.value else ""
+    if ledger.stored_data != StoredData.GONE.value:
+        return ""
+    is_closed = parse_ledger_metadata(ledger.data).state is BookKeeperLedgerState.CLOSED
+    return _WITHOUT_DATA if is_closed else _WITHOUT_DATA_AND_OPEN

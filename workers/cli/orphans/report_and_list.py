@@ -116,10 +116,11 @@ def list_reconciliation_runs(context: CommandContext, *, limit: MaxRuns = 20) ->
 
 def _make_run_row(run: "ReconciliationRun") -> dict[str, object]:
     from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
-    from logstore.reconciliation.findings import RESULT, plan_result, plan_run_id  # noqa: PLC0415
+    from logstore.reconciliation.findings import RESULT, STOPPED, plan_result, plan_run_id  # noqa: PLC0415
 
     is_apply, left = run.kind is RunKind.APPLY, _find_left_orphans(run)
-    is_over = run.finished_us is not None or (left is not None and not left["confirmed"] and not left["stopped"])
+    stopped = (run.summary.get(STOPPED) or None) if is_apply else None
+    is_over = run.finished_us is not None or (left is not None and not left["confirmed"] and not stopped)
     return {
         "run_id": plan_run_id(run.run_id) if is_apply else run.run_id,
         "kind": _kind_labels()[run.kind],
@@ -130,25 +131,22 @@ def _make_run_row(run: "ReconciliationRun") -> dict[str, object]:
         "reason": run.summary["reason"],
         "complete": None if is_apply or run.finished_us is None else not plan_result(run.summary).incomplete,
         "left": left,
+        "stopped": stopped,
         "counts": _count_findings_of_run(run, is_apply=is_apply) if RESULT in run.summary else {},
     }
 
 
-def _find_left_orphans(run: "ReconciliationRun") -> dict[str, Any] | None:
-    """Return what a later apply of a plan of a cluster may delete, and why the last one stopped. `None`: nothing.
+def _find_left_orphans(run: "ReconciliationRun") -> dict[str, int] | None:
+    """Return what a later apply of a plan of a cluster may delete. `None`: nothing.
 
     An apply that is at work has no outcome.
     """
-    from logstore.reconciliation.findings import LEFT, LEFT_UNCONFIRMED, STOPPED  # noqa: PLC0415 - start-up time
+    from logstore.reconciliation.findings import LEFT, LEFT_UNCONFIRMED  # noqa: PLC0415 - start-up time
 
     if run.finished_us is not None or LEFT not in run.summary:
         return None
     unconfirmed = run.summary[LEFT_UNCONFIRMED]
-    return {
-        "confirmed": run.summary[LEFT] - unconfirmed,
-        "unconfirmed": unconfirmed,
-        "stopped": run.summary[STOPPED] or None,
-    }
+    return {"confirmed": run.summary[LEFT] - unconfirmed, "unconfirmed": unconfirmed}
 
 
 def _kind_labels() -> "dict[RunKind, str]":
@@ -176,15 +174,14 @@ def _count_findings_of_run(run: "ReconciliationRun", *, is_apply: bool) -> dict[
 
 def _format_counts(row: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{count:,} {name}" for name, count in row["counts"].items() if count)
-    if row["left"]:
-        return "; ".join(filter(None, (counts, _format_left(row["left"]))))
+    if row["left"] or row["stopped"]:
+        rest = f"stopped: {row['stopped']}" if row["stopped"] else _format_left(row["left"])
+        return "; ".join(filter(None, (counts, rest)))
     phrase = counts or ("at work, refused or failed" if row["finished"] is None else "nothing found")
     return f"incomplete: {phrase}" if row["complete"] is False else phrase
 
 
-def _format_left(left: Mapping[str, Any]) -> str:
-    if left["stopped"]:
-        return f"stopped: {left['stopped']}"
+def _format_left(left: Mapping[str, int]) -> str:
     if left["confirmed"]:
         return f"{left['confirmed'] + left['unconfirmed']:,} left: apply again"
     return f"{left['unconfirmed']:,} unconfirmed left: --include-unconfirmed deletes them"
