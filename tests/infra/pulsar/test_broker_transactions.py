@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,18 @@ def test_participants_that_have_ended_their_part_owe_nothing(server: FakeAdmin, 
         topic=_PLACED, subscription=None, owes=NOTHING, position="5:1", max_read_position="5:4", was_aborted=True
     )
     assert acknowledgements == TransactionParticipant(topic=_RAW, subscription="importer", owes=NOTHING)
+
+
+def test_topic_without_messages_of_the_transaction_is_not_asked_for_consumers(
+    server: FakeAdmin, reader: ZnodeReader
+) -> None:
+    """Nobody waits for it."""
+    found, transactions = _ended(server, reader)
+    messages = replace(found.participants[0], position=None)
+    server.requests.clear()
+    (after,) = transactions.read_participants_after_end(replace(found, participants=(messages,)))
+    assert after == TransactionParticipant(topic=_PLACED, subscription=None, owes=NOTHING, was_aborted=True)
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
