@@ -15,8 +15,10 @@ from activities.pulsar.inputs_and_results import (
     CheckAbortsInput,
 )
 from logstore.errors import PreconditionFailed
+from logstore.pulsar.cluster_transactions import TransactionAbort, TransactionParticipant, TransactionReport
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.activities.activity_world import World, make_activity_environment, open_activity_world, run
+from tests.fakes.cluster_transactions import FakeTransaction
 
 _RUN_ID = "abort-1"
 
@@ -100,9 +102,84 @@ def test_begin_after_the_end_returns_the_results_and_records_no_act(world: World
     aborting = world.activities.transaction_aborting
     run(aborting.begin_abort, begin(1))
     abort(world, 1)
-    results = run(aborting.conclude_abort, CheckAbortsInput(run_id=_RUN_ID, attempts={}))
+    results = conclude(world)
     assert [each.outcome for each in results] == ["aborted"]
     acts = world.catalog.inspection.list_audit_entries(limit=10)
     assert run(aborting.begin_abort, begin(1)).done == results
-    assert run(aborting.conclude_abort, CheckAbortsInput(run_id=_RUN_ID, attempts={})) == results
+    assert conclude(world) == results
     assert world.catalog.inspection.list_audit_entries(limit=10) == acts
+
+
+def conclude(world: World) -> list[TransactionAbort]:
+    request = CheckAbortsInput(run_id=_RUN_ID, attempts={})
+    return run(world.activities.transaction_aborting.conclude_abort, request)
+
+
+def test_look_at_another_cluster_is_refused(world: World) -> None:
+    run(world.activities.transaction_aborting.begin_abort, begin(1))
+    world.cluster.replace_cluster()
+    with pytest.raises(PreconditionFailed, match=f"abort {_RUN_ID}: expected the cluster"):
+        conclude(world)
+
+
+def test_open_transaction_with_the_same_id_is_another_one(world: World) -> None:
+    """Its coordinator was made anew. The transaction of the run has ended."""
+    run(world.activities.transaction_aborting.begin_abort, begin(1))
+    world.cluster.transactions.transactions[1] = FakeTransaction(1, opened_ms=2_000)
+    checked = run(world.activities.transaction_aborting.check_aborts, CheckAbortsInput(run_id=_RUN_ID, attempts={}))
+    assert (checked.open, checked.aborting) == ([], [])
+
+
+def test_open_transactions_are_named(world: World) -> None:
+    """They get another abort."""
+    run(world.activities.transaction_aborting.begin_abort, begin(1, 2))
+    abort(world, 2)
+    request = CheckAbortsInput(run_id=_RUN_ID, attempts={})
+    checked = run(world.activities.transaction_aborting.check_aborts, request)
+    assert (checked.open, checked.aborting) == (["0:1"], [])
+
+
+def test_other_transactions_are_read_only_if_somebody_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    transactions, reads = world.cluster.transactions, list[int]()
+    list_open = transactions.list_open
+
+    def count_and_list() -> TransactionReport:
+        reads.append(1)
+        return list_open()
+
+    monkeypatch.setattr(transactions, "list_open", count_and_list)
+    run(world.activities.transaction_aborting.begin_abort, begin(2))
+    abort(world, 2)
+    check = CheckAbortsInput(run_id=_RUN_ID, attempts={})
+    run(world.activities.transaction_aborting.check_aborts, check)
+    assert len(reads) == 1, "transaction 0:1 holds consumers back"
+    transactions.transactions[1].state = "ABORTED"
+    run(world.activities.transaction_aborting.check_aborts, check)
+    assert len(reads) == 1
+
+
+def test_transaction_whose_commit_is_decided_counts_as_committed(world: World) -> None:
+    run(world.activities.transaction_aborting.begin_abort, begin(1))
+    world.cluster.transactions.transactions[1].state = "COMMITTING"
+    (result,) = conclude(world)
+    assert (result.outcome, result.problem) == ("committed", "expected its end, found it COMMITTING")
+
+
+def test_transaction_whose_participant_owes_something_is_unsettled(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(world.activities.transaction_aborting.begin_abort, begin(1))
+    abort(world, 1)
+    owing = TransactionParticipant(topic="persistent://t/ns/a", subscription="s", owes="abort")
+    monkeypatch.setattr(world.cluster.transactions, "read_participants_after_end", lambda _: (owing,))
+    (result,) = conclude(world)
+    assert (result.outcome, result.problem) == ("unsettled", f"{owing}: it still owes abort")
+
+
+def test_end_of_a_transaction_whose_abort_was_decided_is_an_abort(world: World) -> None:
+    """No topic tells how it ended, and it ended before any request."""
+    transactions = world.cluster.transactions.transactions
+    transactions[1] = FakeTransaction(1, state="ABORTING", has_messages=False)
+    run(world.activities.transaction_aborting.begin_abort, begin(1))
+    transactions[1].state = "ABORTED"
+    assert [each.outcome for each in conclude(world)] == ["aborted"]

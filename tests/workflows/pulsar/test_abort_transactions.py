@@ -41,6 +41,7 @@ async def test_transactions_are_aborted_and_seen_before_and_after(house: Workflo
         ("abort-transactions", "tests", "gone"),
     ]
     assert acts[0].detail["results"] == {"0:1": "aborted", "0:2": "aborted"}
+    assert len(house.attempts("pulsar.check_aborts")) == 1
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,19 @@ async def test_abort_that_happened_and_was_reported_as_failed_is_found_done(hous
     assert transactions.aborts == ["0:1"]
 
 
+async def test_abort_that_did_not_happen_is_asked_for_again(house: WorkflowHarness) -> None:
+    transactions = house.world.cluster.transactions
+    transactions.add(1)
+
+    def refuse_once() -> None:
+        transactions.before_abort = lambda: None
+        raise StoreUnavailable("POST: expected success, found no connection")
+
+    transactions.before_abort = refuse_once
+    assert _outcomes(await _abort(house, 1)) == {"0:1": "aborted"}
+    assert (transactions.aborts, len(house.attempts("pulsar.abort_transaction"))) == (["0:1"], 2)
+
+
 async def test_abort_without_messages_that_was_reported_as_failed_counts_as_an_end(house: WorkflowHarness) -> None:
     """No topic tells how the transaction ended."""
     transactions = house.world.cluster.transactions
@@ -126,6 +140,18 @@ async def test_participants_that_never_confirm_are_named(house: WorkflowHarness)
     assert transactions.aborts == ["0:1"]
     checks = house.attempts("pulsar.check_aborts")
     assert (checks[-1].scheduled - checks[0].scheduled).total_seconds() > 200
+
+
+@pytest.mark.external_service
+@pytest.mark.parametrize(("commits_first", "outcome"), [(False, "ABORTED"), (True, "FAILED_IN_PART")])
+async def test_outcome_of_the_job_says_whether_all_are_aborted(
+    house: WorkflowHarness, commits_first: bool, outcome: str
+) -> None:
+    house.world.cluster.transactions.transactions[1] = FakeTransaction(1, commits_first=commits_first)
+    async with house.worker():
+        handle = await abort(house, 1)
+        await handle.result()
+    assert (await handle.describe()).search_attributes["SextonOutcome"] == [outcome]
 
 
 async def test_participants_that_confirm_late_are_waited_for(house: WorkflowHarness) -> None:

@@ -67,6 +67,13 @@ async def test_unconfirmed_ledgers_that_are_left_are_counted_and_deleted_by_a_la
     assert (run.summary[LEFT], run.summary["reason"]) == (0, "all")
 
 
+async def test_unconfirmed_ledgers_that_a_limit_leaves_are_counted(house: WorkflowHarness) -> None:
+    await planned(house, 101, 102, 103, unconfirmed_ids={103})
+    await apply_to_its_end(house, include_unconfirmed=True, limit=1)
+    run = house.world.catalog.reconciliation.get_run(apply_run_id(run_id(house)))
+    assert (run.summary[LEFT], run.summary[LEFT_UNCONFIRMED]) == (2, 1)
+
+
 async def test_apply_at_work_has_no_outcome_of_an_earlier_one(house: WorkflowHarness) -> None:
     await planned(house, 101, 102)
     await apply_to_its_end(house, limit=1)
