@@ -1,7 +1,8 @@
 """Certificates of applies in the records bucket: proof of what was deleted, by whom and why.
 
-A certificate lists each ledger that the applies of one plan have deleted so far. It is written once and never removed.
-Its key ends with its SHA-256 digest, so that anybody can check it with `sha256sum`.
+A certificate lists each ledger that the applies of one plan have deleted so far, and what they have removed for good.
+It is written once and never removed. Its key ends with its SHA-256 digest, so that anybody can check it with
+`sha256sum`.
 """
 
 import json
@@ -14,7 +15,14 @@ from hashlib import sha256
 from typing import Any, BinaryIO, Final
 
 from logstore.failpoints import effect
-from logstore.ports.catalog import ClusterJournal, JournaledLedger, ReconciliationRun, iterate_journal
+from logstore.ports.catalog import (
+    ClusterJournal,
+    JournaledLedger,
+    JournaledRemoval,
+    ReconciliationRun,
+    iterate_journal,
+    iterate_removals,
+)
 from logstore.ports.object_storage import OwnedStore
 from logstore.pulsar.plan_jobs import LEDGERS_ROOT
 from logstore.stop_checks import raise_if_stopped
@@ -25,14 +33,14 @@ CERTIFICATE: Final = "certificate"
 """Key in the summary of an ended apply: key of the certificate; "" if nothing was deleted."""
 
 _FORMAT: Final = "sexton-cluster-certificate/1"
-_KEY: Final = re.compile(rf"{CERTIFICATE_PREFIX}[a-z0-9-]+/(?P<ledgers>\d{{10}})-(?P<sha256>[0-9a-f]{{64}})\.jsonl")
+_KEY: Final = re.compile(rf"{CERTIFICATE_PREFIX}[a-z0-9-]+/(?P<removals>\d{{10}})-(?P<sha256>[0-9a-f]{{64}})\.jsonl")
 _BYTES_PER_READ: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyCertificate:
     key: str
-    ledgers: int  # that it lists
+    removals: int  # of ledgers, and of other findings
     sha256: str  # digest of the object
 
 
@@ -51,26 +59,31 @@ class ApplyCertificates:
         with tempfile.TemporaryFile() as file:
             writer = _LineWriter(file)
             writer.write({"format": _FORMAT, **conclusion})
-            ledgers = 0
+            ledgers = others = 0
             for ledger in iterate_journal(journal, run.run_id):
                 raise_if_stopped()
                 if ledger.deleted_us is not None:
                     ledgers += 1
                     writer.write(_make_row(ledger, ledger.deleted_us, run.summary[LEDGERS_ROOT]))
-            if not ledgers:
+            for removal in iterate_removals(journal, run.run_id):
+                raise_if_stopped()
+                others += removal.removed_us is not None
+                writer.write(_make_removal_row(removal))
+            removals = ledgers + others
+            if not removals:
                 return None
-            writer.write({"ledgers": ledgers})
-            key = f"{_make_prefix(run.run_id)}{ledgers:010d}-{writer.sha256}.jsonl"
+            writer.write({"ledgers": ledgers, "irreversible": others})
+            key = f"{_make_prefix(run.run_id)}{removals:010d}-{writer.sha256}.jsonl"
             with effect("pulsar.put_certificate"):
                 self._records.put_file_if_absent(key, file, metadata={}, require_may_proceed=raise_if_stopped)
-            return ApplyCertificate(key=key, ledgers=ledgers, sha256=writer.sha256)
+            return ApplyCertificate(key=key, removals=removals, sha256=writer.sha256)
 
     def find_newest(self, run_id: str) -> ApplyCertificate | None:
-        """Return the certificate of an apply that lists the most ledgers. Objects with other names are ignored."""
+        """Return the certificate of an apply that lists the most removals. Objects with other names are ignored."""
         newest = None
         for info in self._records.list(_make_prefix(run_id)):
             if match := _KEY.fullmatch(info.key):
-                newest = ApplyCertificate(key=info.key, ledgers=int(match["ledgers"]), sha256=match["sha256"])
+                newest = ApplyCertificate(key=info.key, removals=int(match["removals"]), sha256=match["sha256"])
         return newest
 
     def is_intact(self, certificate: ApplyCertificate) -> bool:
@@ -104,10 +117,20 @@ def _make_prefix(run_id: str) -> str:
 
 
 def _make_row(ledger: JournaledLedger, deleted_us: int, ledgers_root: str) -> dict[str, Any]:
-    deleted = datetime.fromtimestamp(deleted_us // 1_000_000, UTC)
     return {
         "ledger_id": ledger.ledger_id,
         "path": f"/{ledgers_root}/{ledger.path}",
         "version": ledger.version,
-        "deleted": f"{deleted:%Y-%m-%dT%H:%M:%S}Z",
+        "deleted": _format_time(deleted_us),
     }
+
+
+def _make_removal_row(removal: JournaledRemoval) -> dict[str, Any]:
+    """Return what was there, without the value of a znode. The time is `None` if something may be left."""
+    parts = [{name: fact for name, fact in part.items() if name != "data"} for part in removal.parts]
+    removed = None if removal.removed_us is None else _format_time(removal.removed_us)
+    return {"kind": removal.kind, "path": removal.path, "bucket": removal.bucket, "parts": parts, "removed": removed}
+
+
+def _format_time(time_us: int) -> str:
+    return f"{datetime.fromtimestamp(time_us // 1_000_000, UTC):%Y-%m-%dT%H:%M:%S}Z"

@@ -1,8 +1,9 @@
-"""Apply of a complete plan of a Pulsar cluster, page by page: journal, last look, deletion.
+"""Apply of a complete plan of a Pulsar cluster, page by page: journal, last look, removal.
 
 The journal has a ledger's path, value and version before the ledger is deleted. A step may run twice: a deletion names
 the version, and a ledger that is absent and in the journal counts as deleted. What the plan did not expect stops the
-apply for good, because its rules may not describe this cluster.
+apply for good, because its rules may not describe this cluster. `irreversible_removals` removes other kinds than
+ledgers.
 """
 
 import math
@@ -25,12 +26,14 @@ from activities.pulsar.inputs_and_results import (
     ConcludeClusterApplyInput,
     ConcludedClusterApply,
 )
+from activities.pulsar.irreversible_removals import IrreversibleRemovals
 from activities.pulsar.journal_copies import JournalCopies
 from activities.pulsar.leased_clusters import name_apply, open_planned_cluster
 from activities.pulsar.orphan_selection import (
-    count_unconfirmed,
+    RemovalScope,
+    count_held_back,
     get_position,
-    iterate_orphans_to_delete,
+    iterate_orphans_to_remove,
     select_oldest,
     select_orphans,
 )
@@ -60,7 +63,7 @@ from logstore.rate_limiter import RateLimiter
 from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles
 from logstore.reconciliation.findings import (
     LEFT,
-    LEFT_UNCONFIRMED,
+    LEFT_HELD_BACK,
     RESULT,
     STOPPED,
     ApplyCounts,
@@ -120,9 +123,11 @@ class ApplyClusterActivities:
         if earlier is not None and earlier.finished_us is not None:
             return _make_ended_scope(earlier)
         files = require_all_findings(self._open_findings(request.run_id), plan, request.run_id)
+        removal_scope = self._make_scope(request)
         shadow_topics = require_apply_allowed(
             plan,
             files,
+            removal_scope,
             max_orphan_share=request.max_orphan_share,
             is_bookkeeper_exclusive=self._cluster.is_bookkeeper_exclusive(),
         )
@@ -138,17 +143,22 @@ class ApplyClusterActivities:
             IDENTITY: plan_run.summary[IDENTITY],
             LEDGERS_ROOT: ledgers_root,
         }
-        orphans = plan.findings[FindingKind.ORPHAN_LEDGER.value]
+        orphans = sum(plan.findings[kind.value] for kind in removal_scope.kinds)
         run = self._open_run(request.run_id, summary)
         if RESULT in run.summary:  # the outcome of an earlier apply of the plan
             self._runs.store_summary(run.run_id, summary)
-        scope = {"orphans": orphans, "limit": request.limit, "include_unconfirmed": request.include_unconfirmed}
+        scope = {
+            "orphans": orphans,
+            "limit": request.limit,
+            "include_unconfirmed": request.include_unconfirmed,
+            "include_irreversible": request.include_irreversible,
+        }
         self._record_act("apply-cluster-plan", request, scope)
         self._copies.remove_old(
             older_than_us=self._store_now_us() - round(self._retention_s * 1_000_000),
             is_run_known=lambda run_id: find_run(self._runs, run_id) is not None,
         )
-        last = request.last or (self._find_last_ledger(files, plan, request) if request.limit else None)
+        last = request.last or (self._find_last_orphan(files, plan, request) if request.limit else None)
         return ClusterApplyScope(
             pages=0 if request.limit and last is None else files.pages,
             findings=orphans,
@@ -159,9 +169,9 @@ class ApplyClusterActivities:
     @define_activity(name="pulsar.apply_page")
     @send_heartbeats()
     def apply_cluster_page(self, request: ApplyClusterPageInput) -> AppliedClusterPage:
-        """Store the orphan ledgers of a page in the journal, look at each once more, and delete it.
+        """Store the orphans of a page in the journal, look at each once more, and remove it.
 
-        Idempotency: an absent ledger that is in the journal counts as deleted. Fates that are stored stay.
+        Idempotency: what is absent and in the journal counts as removed. Fates that are stored stay.
         Raises: PreconditionFailed (terminal); ServiceFailed, StoreUnavailable, CatalogBusy (retry).
         """
         plan, plan_run = require_appliable_cluster_plan(self._runs, self._identities, request.run_id)
@@ -170,13 +180,11 @@ class ApplyClusterActivities:
         findings = self._open_findings(request.run_id).read_page(request.page)
         fate_files = self._open_fates(request.run_id)
         fates = dict(fate_files.read_page(request.page) or {})
-        orphans, unconfirmed = select_orphans(
-            findings, fates, plan, last=request.last, include_unconfirmed=request.include_unconfirmed
-        )
+        orphans, kept = select_orphans(findings, fates, plan, self._make_scope(request), last=request.last)
         surprise = None
         if orphans:
             with self._open_changes(request.run_id, plan_run, request.shadow_topics, continues=True) as changes:
-                new_fates, surprise = self._delete_orphans(request, changes, orphans)
+                new_fates, surprise = self._remove_orphans(request, changes, orphans)
             fates = {
                 **(fate_files.read_page(request.page) or {}),
                 **fates,
@@ -184,7 +192,7 @@ class ApplyClusterActivities:
             }  # a later attempt may have ended
         with effect("pulsar.put_fates"):
             fate_files.write_page(request.page, list(fates.values()))
-        counts = finding_fates.count_fates(findings, fates | unconfirmed)
+        counts = finding_fates.count_fates(findings, fates | kept)
         can_go_on = isinstance(surprise, UnreadableClusterState)
         return AppliedClusterPage(counts=counts, stopped=str(surprise or ""), can_go_on=can_go_on)
 
@@ -231,7 +239,7 @@ class ApplyClusterActivities:
         request: ConcludeClusterApplyInput,
         outcome: Mapping[str, object],
     ) -> str:
-        """Return the key of the certificate, or "" if nothing was deleted."""
+        """Return the key of the certificate, or "" if nothing was removed."""
         conclusion = {
             "plan": request.run_id,
             "cluster": {"name": plan_run.summary["cluster"], IDENTITY: run.summary[IDENTITY]},
@@ -264,7 +272,39 @@ class ApplyClusterActivities:
     def _holder(self, run_id: str) -> str:
         return name_apply(run_id, self._identities.catalog_id())
 
-    def _delete_orphans(
+    def _make_scope(
+        self, request: BeginClusterApplyInput | ApplyClusterPageInput | ConcludeClusterApplyInput
+    ) -> RemovalScope:
+        return RemovalScope(
+            include_unconfirmed=request.include_unconfirmed,
+            include_irreversible=request.include_irreversible,
+            has_offload_bucket=self._cluster.has_offload_bucket(),
+            has_admin_api=self._cluster.has_admin_api(),
+        )
+
+    def _remove_orphans(
+        self, request: ApplyClusterPageInput, changes: ClusterChanges, orphans: Mapping[int, Finding]
+    ) -> tuple[dict[int, FateOfFinding], UnexpectedClusterState | None]:
+        """Return the fates of `orphans`, and what stopped the removals. Then some orphans have no fate."""
+        is_ledger = {number: finding.kind is FindingKind.ORPHAN_LEDGER for number, finding in orphans.items()}
+        ledgers = {number: finding for number, finding in orphans.items() if is_ledger[number]}
+        fates: dict[int, FateOfFinding] = {}
+        if ledgers:
+            fates, surprise = self._delete_ledgers(request, changes, ledgers)
+            if surprise:
+                return fates, surprise
+        removals = IrreversibleRemovals(
+            self._runs.get_run(apply_run_id(request.run_id)),
+            self._journal,
+            self._copies,
+            changes,
+            removals_per_s=request.removals_per_s,
+        )
+        others = {number: finding for number, finding in orphans.items() if not is_ledger[number]}
+        other_fates, surprise = removals.remove(others)
+        return fates | other_fates, surprise
+
+    def _delete_ledgers(
         self, request: ApplyClusterPageInput, changes: ClusterChanges, orphans: Mapping[int, Finding]
     ) -> tuple[dict[int, FateOfFinding], UnexpectedClusterState | None]:
         """Return the fates of `orphans`, and what stopped the deletion. Then some ledgers have no fate."""
@@ -302,7 +342,7 @@ class ApplyClusterActivities:
         ledgers = self._journal.list_ledgers(  # also those that an earlier attempt has deleted
             run_id, after=-1, limit=len(findings), ledger_ids=list(map(require_ledger_id, findings))
         )
-        limiter = RateLimiter(request.ledgers_per_s or math.inf)
+        limiter = RateLimiter(request.removals_per_s or math.inf)
         for part in limiter.iterate_batches(ledgers, MAX_LEDGERS_PER_DELETION):
             raise_if_stopped()
             changes.delete(part)
@@ -312,31 +352,28 @@ class ApplyClusterActivities:
         self._journal.add(run_id, ledgers)
         self._copies.store(self._runs.get_run(run_id), ledgers)
 
-    def _find_last_ledger(
+    def _find_last_orphan(
         self, files: FindingFiles, plan: PlanOrScrubResult, request: BeginClusterApplyInput
     ) -> FindingPosition | None:
-        orphans = iterate_orphans_to_delete(
-            files, self._open_fates(request.run_id), plan, include_unconfirmed=request.include_unconfirmed
-        )
+        fate_files, scope = self._open_fates(request.run_id), self._make_scope(request)
+        orphans = iterate_orphans_to_remove(files, fate_files, plan, scope)
         oldest = select_oldest(orphans, request.limit)
         return get_position(*oldest[-1]) if oldest else None
 
     def _sum_fates(
         self, plan: PlanOrScrubResult, request: ConcludeClusterApplyInput
     ) -> tuple[ApplyCounts, dict[str, int]]:
-        """Return the counts of all pages, and those of orphan ledgers that a later apply may delete."""
+        """Return the counts of all pages, and those of orphans that a later apply may remove."""
         files = require_all_findings(self._open_findings(request.run_id), plan, request.run_id)
-        fate_files = self._open_fates(request.run_id)
-        total, left = ApplyCounts(), {LEFT: 0, LEFT_UNCONFIRMED: 0}
+        fate_files, scope = self._open_fates(request.run_id), self._make_scope(request)
+        total, left = ApplyCounts(), {LEFT: 0, LEFT_HELD_BACK: 0}
         for page in range(files.pages):
             raise_if_stopped()
             findings, fates = files.read_page(page), fate_files.read_page(page) or {}
-            orphans, unconfirmed = select_orphans(
-                findings, fates, plan, include_unconfirmed=request.include_unconfirmed
-            )
-            total = add_apply_counts(total, finding_fates.count_fates(findings, fates | unconfirmed))
-            left[LEFT] += len(orphans) + len(unconfirmed)
-            left[LEFT_UNCONFIRMED] += len(unconfirmed) + count_unconfirmed(orphans.values(), plan)
+            orphans, kept = select_orphans(findings, fates, plan, scope)
+            total = add_apply_counts(total, finding_fates.count_fates(findings, fates | kept))
+            left[LEFT] += len(orphans) + len(kept)
+            left[LEFT_HELD_BACK] += len(kept) + count_held_back(orphans.values(), plan)
         return total, left
 
 

@@ -1,5 +1,6 @@
 """Guards of an apply of a plan of a Pulsar cluster. A dry run checks them, too."""
 
+from activities.pulsar.orphan_selection import RemovalScope
 from logstore.errors import PreconditionFailed
 from logstore.pulsar.cluster_findings import MAX_NAMES, NAME_SEPARATOR, NAMES, Hazard
 from logstore.reconciliation import plausibility_guards
@@ -8,7 +9,12 @@ from logstore.reconciliation.findings import FindingKind, PlanOrScrubResult
 
 
 def require_apply_allowed(
-    plan: PlanOrScrubResult, files: FindingFiles, *, max_orphan_share: float, is_bookkeeper_exclusive: bool
+    plan: PlanOrScrubResult,
+    files: FindingFiles,
+    scope: RemovalScope,
+    *,
+    max_orphan_share: float,
+    is_bookkeeper_exclusive: bool,
 ) -> list[str]:
     """Return the shadow topics, each of which an apply reads before a deletion.
 
@@ -22,6 +28,8 @@ def require_apply_allowed(
             " application has ledgers in this BookKeeper"
         )
     orphans = plan.findings[FindingKind.ORPHAN_LEDGER.value]
+    if FindingKind.ORPHAN_MANAGED_LEDGER in scope.kinds:  # a broker deletes their ledgers with them
+        orphans += sum(finding.objects for _, finding in files.iterate_findings(FindingKind.ORPHAN_MANAGED_LEDGER))
     plausibility_guards.check_orphan_share(
         {FindingKind.ORPHAN_LEDGER.value: orphans}, plan.ledgers - orphans, max_orphan_share
     )

@@ -32,9 +32,10 @@ class BeginClusterApplyInput:
     actor: str
     reason: str = ""
     max_orphan_share: float = 0.05  # allowed share of orphans among all ledgers, 0 to 1
-    limit: int = 0  # delete only so many of the oldest ledgers that are left; 0: all
+    limit: int = 0  # remove only so many of the oldest orphans that are left; 0: all
     include_unconfirmed: bool = False
-    last: FindingPosition | None = None  # youngest ledger to delete, if an earlier run of the workflow has chosen it
+    include_irreversible: bool = False
+    last: FindingPosition | None = None  # youngest orphan to remove, if an earlier run of the workflow has chosen it
     is_continued: bool = False  # an earlier run of the workflow has begun the apply
 
 
@@ -43,7 +44,7 @@ class ClusterApplyScope:
     pages: int
     findings: int  # of kinds that an apply removes
     shadow_topics: list[str] = field(default_factory=list)  # managed ledgers that list ledgers of other topics
-    last: FindingPosition | None = None  # youngest ledger to delete, if there is a limit
+    last: FindingPosition | None = None  # youngest orphan to remove, if there is a limit
     done: ApplyCounts | None = None  # if the apply has ended, or was stopped
     stopped: str = ""  # why it was stopped; a sentence
     certificate: str = ""  # its key, if the apply has ended
@@ -56,7 +57,8 @@ class ApplyClusterPageInput:
     shadow_topics: list[str] = field(default_factory=list)
     last: FindingPosition | None = None
     include_unconfirmed: bool = False
-    ledgers_per_s: float = 0.0  # 0: unlimited
+    include_irreversible: bool = False
+    removals_per_s: float = 0.0  # 0: unlimited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ class ConcludeClusterApplyInput:
     actor: str
     reason: str = ""
     include_unconfirmed: bool = False
+    include_irreversible: bool = False
     stopped: str = ""
     can_go_on: bool = False
 
@@ -79,7 +82,7 @@ class ConcludeClusterApplyInput:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcludedClusterApply:
     counts: ApplyCounts
-    certificate: str = ""  # its key in the records bucket; "": nothing was deleted
+    certificate: str = ""  # its key in the records bucket; "": nothing was removed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,15 @@
 
 An object has some ledgers of one apply. Its first line describes the run of the apply, and each further line is a
 ledger as JSON. The key has the digest of the object, so that a torn object, and one of another program, is noticed.
+Removals that no undo puts back have objects in a folder of their own. They only prove what was there.
 """
 
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from hashlib import sha256
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Final
 
 from logstore.errors import PreconditionFailed, StoreUnavailable, UnknownObject
@@ -18,6 +19,7 @@ from logstore.ports.catalog import (
     Claim,
     ClusterJournal,
     JournaledLedger,
+    JournaledRemoval,
     ReconciliationRun,
     ReconciliationRuns,
     RunKind,
@@ -31,10 +33,13 @@ from logstore.stop_checks import raise_if_stopped
 
 JOURNAL_PREFIX: Final = "cluster-journals/"
 
+REMOVAL_PREFIX: Final = "cluster-removals/"
+
 READ_BACK: Final = "read_back"
 """Key in the summary of an apply whose journal came from the records bucket. Nothing is known about its end."""
 
 _FORMAT: Final = "sexton-cluster-journal/1"
+_REMOVAL_FORMAT: Final = "sexton-cluster-removals/1"
 _SUFFIX: Final = ".jsonl"
 _ADVICE: Final = "Move it out of this folder, and undo again: ledgers that only this object has stay deleted"
 
@@ -51,6 +56,20 @@ class JournalCopies:
         body = "".join(f"{json.dumps(line)}\n" for line in (header, *map(_make_line, ledgers))).encode()
         with effect("pulsar.put_journal"):
             self._records.put_if_absent(_make_key(run.run_id, body), body, metadata={})
+
+    def store_removals(self, run: ReconciliationRun, removals: Sequence[JournaledRemoval]) -> None:
+        """Store some removals of an apply that no undo puts back. Idempotent."""
+        names = [field.name for field in fields(JournaledRemoval) if field.name != "removed_us"]
+        header = {
+            "format": _REMOVAL_FORMAT,
+            "run_id": run.run_id,
+            "removals": len(removals),
+            "summary": dict(run.summary),
+        }
+        lines = [{name: getattr(removal, name) for name in names} for removal in removals]
+        body = "".join(f"{json.dumps(line)}\n" for line in (header, *lines)).encode()
+        with effect("pulsar.put_removals"):
+            self._records.put_if_absent(_make_key(run.run_id, body, prefix=REMOVAL_PREFIX), body, metadata={})
 
     def has_copies(self, run_id: str) -> bool:
         """Return whether there is an object of this apply."""
@@ -71,11 +90,12 @@ class JournalCopies:
 
     def remove_old(self, *, older_than_us: int, is_run_known: Callable[[str], bool]) -> None:
         """Remove the copies of applies that the catalog does not know, if all of their objects are so old."""
-        for folder, group in groupby(self._records.list(JOURNAL_PREFIX), _find_folder):
+        listed = chain(self._records.list(JOURNAL_PREFIX), self._records.list(REMOVAL_PREFIX))
+        for folder, group in groupby(listed, _find_folder):
             raise_if_stopped()
             objects = list(group)
             are_old = all(info.modified_us is not None and info.modified_us < older_than_us for info in objects)
-            if are_old and not is_run_known(folder.removeprefix(JOURNAL_PREFIX)):
+            if are_old and not is_run_known(folder.partition("/")[2]):
                 with effect("pulsar.remove_journal"):
                     report = self._records.begin_removal().delete(object_keys(objects))
                 if report.failed:
@@ -136,8 +156,8 @@ def _make_prefix(run_id: str) -> str:
     return f"{JOURNAL_PREFIX}{run_id}/"
 
 
-def _make_key(run_id: str, body: bytes) -> str:
-    return f"{_make_prefix(run_id)}{sha256(body).hexdigest()}{_SUFFIX}"
+def _make_key(run_id: str, body: bytes, *, prefix: str = JOURNAL_PREFIX) -> str:
+    return f"{prefix}{run_id}/{sha256(body).hexdigest()}{_SUFFIX}"
 
 
 def _find_folder(info: ObjectInfo) -> str:

@@ -51,7 +51,10 @@ class UndoClusterActivities:
         run_id = apply_run_id(request.run_id)
         find_or_read_back_apply(self._runs, self._journal, self._copies, run_id, own_workflow_claim(RUN_CLAIM_S))
         if not self._journal.list_ledgers(run_id, after=-1, limit=1):
-            raise UnknownObject("run_id", expected="a plan whose apply has deleted ledgers", found=request.run_id)
+            expected = "a plan whose apply has deleted ledgers"
+            if self._journal.list_removals(run_id, after=-1, limit=1):
+                expected += "; objects, uploads and managed ledgers do not come back"
+            raise UnknownObject("run_id", expected=expected, found=request.run_id)
         unknown_ids = sorted(set(request.ledger_ids) - self._journal.find_ledger_ids(run_id, request.ledger_ids))
         if unknown_ids:
             others = len(unknown_ids) - _MAX_IDS_IN_MESSAGE

@@ -308,6 +308,18 @@ deleted_znode = Table(
     Column("restoration", String),
     Column("stored_data", String),
 )
+cluster_removal = Table(
+    "cluster_removal",
+    metadata,
+    Column("run_id", String, primary_key=True),
+    Column("number", Big, primary_key=True),
+    Column("kind", String, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("bucket", String, nullable=False),
+    Column("parts", JSON, nullable=False),
+    Column("journaled_us", Big, nullable=False),
+    Column("removed_us", Big),
+)
 audit = Table(
     "audit",
     metadata,

@@ -253,6 +253,20 @@ class DeletedZnodeRow(SQLModel, table=True):
     stored_data: str | None = None
 
 
+class ClusterRemovalRow(SQLModel, table=True):
+    """Finding of a plan of a Pulsar cluster that an apply removes for good, as it was right before."""
+
+    __tablename__ = "cluster_removal"
+    run_id: str = Field(primary_key=True)  # run of the apply
+    number: int = Field(primary_key=True, sa_type=Big)  # of the finding
+    kind: str
+    path: str = Field(sa_type=Text)  # of a managed ledger, or key of an offload
+    bucket: str  # "" for a managed ledger
+    parts: list[dict[str, Any]] = Field(sa_type=JSON)  # objects, uploads, or the znode
+    journaled_us: int = Field(sa_type=Big)
+    removed_us: int | None = Field(default=None, sa_type=Big)
+
+
 class AuditRow(SQLModel, table=True):
     __tablename__ = "audit"
     __table_args__ = (Index("audit_by_topic", "topic_id", "audit_id"), Index("audit_by_run", "run_id"))

@@ -164,7 +164,7 @@ class BulkDelete:
         if not errors and len(deleted) == len(page) and deleted.issuperset(page):
             outcomes.deleted |= deleted
         else:
-            error_by_retry_key.update(_record_results(page, deleted, errors, outcomes))
+            error_by_retry_key.update(record_delete_results(page, deleted, errors, outcomes))
         return len(page)
 
     def _send_bulk_delete(self, page: list[str]) -> tuple[set[str], _ErrorByKey]:
@@ -195,7 +195,7 @@ class BulkDelete:
         return _BulkRefused(f"{status} {code}", is_general=is_certain or not self._bulk_refusal_backoff.is_proven)
 
 
-def _record_results(
+def record_delete_results(
     page: Iterable[str], deleted: set[str], errors: _ErrorByKey, outcomes: DeleteOutcomes
 ) -> dict[str, str]:
     """Record deleted and failed keys. Keys that the response omits have failed. Return temporary errors by key."""

@@ -57,6 +57,7 @@ _MARKS_BY_OPERATION: Final[Mapping[str, _SuccessMarks]] = {
     "DeleteObject": _EMPTY,
     "DeleteObjects": _SuccessMarks(body_element=b"DeleteResult"),
     "ListObjectsV2": _SuccessMarks(body_element=b"ListBucketResult"),
+    "ListObjectVersions": _SuccessMarks(body_element=b"ListVersionsResult"),
     "CreateMultipartUpload": _SuccessMarks(body_element=b"UploadId"),
     "UploadPart": _ETAG_ONLY,
     "CompleteMultipartUpload": _SuccessMarks(body_element=b"ETag"),

@@ -211,6 +211,7 @@ class S3ObjectStore:
                     size_bytes=response["ContentLength"],
                     modified_us=to_microseconds(response.get("LastModified")),
                     etag=response["ETag"],
+                    version_id=response.get("VersionId"),
                 )
                 return info, response["Metadata"]
         # The response to a HEAD has no body with an error code. The response to a GET of one byte has a body.

@@ -1,32 +1,54 @@
 """Changes of one cluster by one job: last looks, deletions and restorations, in one session and under one lease.
 
-Each request of a deletion has a look at all that may refer to its ledgers right before it. A reference that appears
+Each request of a deletion of ledgers has a look at all that may refer to them right before it. A reference that appears
 between the look and the deletion is handled in one of two ways:
 
 - If the owner of a ledger exists, the request checks the version of the owner's znode. The deletion is refused if the
   owner has changed, and there is another look.
 - If the owner does not exist, no request can check that: ZooKeeper checks versions of existing znodes only. There is
   another look after the deletion. If something refers to a ledger then, the ledger is put back at once.
+
+Objects, uploads and managed ledgers cannot be put back. Each of them has a look right before its removal, while the
+lease is the job's own.
 """
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import cached_property
 from typing import Final
 
 from infra.pulsar.bookie_reads import BookieConnections, BookieDirectory
+from infra.pulsar.broker_admin import BrokerAdmin
+from infra.pulsar.broker_registrations import list_registered_brokers
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.cluster_check import read_cluster_identity
 from infra.pulsar.cluster_lease import ClusterLease
 from infra.pulsar.ledger_changes import LedgerChanges
 from infra.pulsar.ledger_scan import find_existing_ledgers
+from infra.pulsar.managed_ledger_removal import ManagedLedgerRemoval
+from infra.pulsar.offload_removal import OffloadRemoval
+from infra.pulsar.offload_store import open_offload_store
 from infra.pulsar.orphan_recheck import OrphanRecheck, OwnerVersion
-from infra.pulsar.owner_lookup import open_owner_directory
+from infra.pulsar.owner_lookup import OwnerDirectory, open_owner_directory
 from infra.pulsar.stored_data import look_for_stored_data
 from infra.pulsar.znode_reads import ZnodeReader
-from logstore.errors import PreconditionFailed, StoreUnavailable, UnexpectedClusterState
+from logstore.errors import (
+    InvalidInput,
+    PreconditionFailed,
+    StoreUnavailable,
+    UnexpectedClusterState,
+    UnreadableClusterState,
+)
 from logstore.ports.catalog import JournaledLedger
-from logstore.ports.pulsar_cluster import MAX_LEDGERS_PER_DELETION, Restoration, StoredData
-from logstore.reconciliation.findings import Finding
+from logstore.ports.pulsar_cluster import (
+    MAX_LEDGERS_PER_DELETION,
+    RemovalLook,
+    RemovalResult,
+    Restoration,
+    StoredData,
+)
+from logstore.pulsar.unreadable_metadata import UnreadableMetadata
+from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from logstore.stop_checks import raise_if_stopped
 
 _MAX_LOOKS: Final = 5
@@ -58,6 +80,7 @@ def open_cluster_changes(
             reader,
             LedgerChanges(session, cluster.ledgers_root, cluster_lease, lease),
             OrphanRecheck(reader, owners, cluster.ledgers_root, shadow_topics),
+            RemovalsByKind(cluster, reader, owners, shadow_topics),
             cluster.ledgers_root,
         )
 
@@ -70,8 +93,16 @@ def release_cluster_lease(cluster: PulsarCluster, holder: str) -> None:
 class LeasedClusterChanges:
     """The port `ClusterChanges`."""
 
-    def __init__(self, reader: ZnodeReader, changes: LedgerChanges, recheck: OrphanRecheck, ledgers_root: str) -> None:
+    def __init__(
+        self,
+        reader: ZnodeReader,
+        changes: LedgerChanges,
+        recheck: OrphanRecheck,
+        removals: "RemovalsByKind",
+        ledgers_root: str,
+    ) -> None:
         self._reader, self._changes, self._recheck, self.ledgers_root = reader, changes, recheck, ledgers_root
+        self._removals = removals
         self.identity = read_cluster_identity(reader, ledgers_root)
 
     def read_planned(self, findings: Sequence[Finding]) -> list[JournaledLedger]:
@@ -85,6 +116,18 @@ class LeasedClusterChanges:
     def find_existing(self, ledger_ids: Collection[int]) -> frozenset[int]:
         self._require_same_cluster()
         return find_existing_ledgers(self._reader, self.ledgers_root, list(ledger_ids))
+
+    def look(self, kind: FindingKind, findings: Sequence[Finding]) -> list[RemovalLook]:
+        self._require_same_cluster()
+        return self._removals.look(kind, findings)
+
+    def remove(self, kind: FindingKind, findings: Sequence[Finding]) -> list[RemovalResult]:
+        looks = self.look(kind, findings)
+        present = [(finding, look) for finding, look in zip(findings, looks, strict=True) if look.parts]
+        if present:
+            self._changes.require_lease()
+        results = iter(self._removals.remove(kind, present))
+        return [next(results) if look.parts else _make_result_without_parts(look) for look in looks]
 
     def restore(self, ledgers: Sequence[JournaledLedger]) -> list[tuple[Restoration, StoredData]]:
         self._require_same_cluster()
@@ -133,3 +176,47 @@ class LeasedClusterChanges:
         identity = read_cluster_identity(self._reader, self.ledgers_root)
         if identity != self.identity:
             raise PreconditionFailed(f"cluster: expected {self.identity}, found {identity}; plan again")
+
+
+class RemovalsByKind:
+    """Looks and removals of each kind, with the address that the kind needs."""
+
+    def __init__(
+        self, cluster: PulsarCluster, reader: ZnodeReader, owners: OwnerDirectory, shadow_topics: Collection[str]
+    ) -> None:
+        self._cluster, self._reader, self._owners, self._shadow_topics = cluster, reader, owners, shadow_topics
+
+    @cached_property
+    def _offloads(self) -> OffloadRemoval:
+        store = open_offload_store(self._cluster.offloads)
+        return OffloadRemoval(store, self._reader, self._cluster.ledgers_root, self._shadow_topics)
+
+    @cached_property
+    def _managed_ledgers(self) -> ManagedLedgerRemoval:
+        if self._cluster.admin is None:
+            expected = "the admin API of a broker or proxy, as http://broker:8080"
+            raise InvalidInput("pulsar_admin_url", expected=expected, found="nothing")
+        try:
+            brokers = list_registered_brokers(self._reader)
+        except UnreadableMetadata as error:
+            raise UnreadableClusterState(f"cluster: expected brokers that a request may go to. {error}") from error
+        admin = BrokerAdmin(self._cluster.admin, brokers)
+        return ManagedLedgerRemoval(admin, self._reader, self._owners, self._shadow_topics)
+
+    def look(self, kind: FindingKind, findings: Sequence[Finding]) -> list[RemovalLook]:
+        if kind is FindingKind.ORPHAN_MANAGED_LEDGER:
+            return [self._managed_ledgers.look(finding) for finding in findings]
+        return self._offloads.look(kind, findings)
+
+    def remove(self, kind: FindingKind, findings: Sequence[tuple[Finding, RemovalLook]]) -> list[RemovalResult]:
+        """Remove the parts that a look returned."""
+        if kind is FindingKind.ORPHAN_MANAGED_LEDGER:
+            return [self._managed_ledgers.remove(finding) for finding, _ in findings]
+        looks = [look for _, look in findings]
+        if kind is FindingKind.ORPHAN_OFFLOAD:
+            return self._offloads.delete_objects(looks) if looks else []
+        return self._offloads.abort_uploads(looks)
+
+
+def _make_result_without_parts(look: RemovalLook) -> RemovalResult:
+    return RemovalResult(fate=FindingFate.KEPT if look.reason else FindingFate.DELETED, reason=look.reason)

@@ -97,8 +97,10 @@ class ClusterLease:
             LeaseLost: Another process has taken the lease.
             StoreUnavailable: ZooKeeper did not answer.
         """
-        if self._clock() - lease.taken_s < _RENEWAL_S:
-            return lease
+        return lease if self._clock() - lease.taken_s < _RENEWAL_S else self.renew()
+
+    def renew(self) -> TakenLease:
+        """Return a new proof. For errors see `renew_if_old`."""
         return self._session.run_idempotent("renewing the lease of the cluster", self._renew)
 
     def release(self) -> None:

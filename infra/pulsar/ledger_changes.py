@@ -49,6 +49,14 @@ class LedgerChanges:
         with effect("pulsar.delete_ledgers"):
             return self._session.run_idempotent("deleting ledgers", delete)
 
+    def require_lease(self) -> None:
+        """Renew the lease before a change that is no transaction of ZooKeeper.
+
+        Raises:
+            LeaseLost: Another process has taken the lease.
+        """
+        self._lease = self._cluster_lease.renew()
+
     def restore(self, path: str, data: bytes) -> Restoration:
         """Create the znode of a ledger again, with the access rights of its parent. Idempotent.
 

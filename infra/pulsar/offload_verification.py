@@ -4,6 +4,7 @@ The candidates are those of `compare-offloads`. A broker writes the uuid of an o
 was listed before two scans, and to which none of them refers, therefore never gets a reference.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from infra.objects.bucket_address import BucketAddress
 from infra.pulsar.offload_store import OffloadStore, UnfinishedUpload, open_offload_store
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.errors import ServiceFailed, StoreUnavailable
-from logstore.pulsar.cluster_findings import CONFIRMED, OWNER, VERDICT, require_ledger_id
+from logstore.pulsar.cluster_findings import CLUSTER, CONFIRMED, OWNER, PARTS, VERDICT, require_ledger_id
 from logstore.pulsar.ledger_references import ManagedLedgerReferences, find_managed_ledger_references
 from logstore.pulsar.offload_objects import (
     ManagedLedgerLookup,
@@ -91,7 +92,7 @@ class OffloadVerifier:
         owners = [self._find_owner(each, attempt) for each, attempt in zip(candidates, stored, strict=True)]
         names = sorted({owner for owner in owners if isinstance(owner, str) and owner})
         znodes = self._reader.read([f"{MANAGED_LEDGERS}/{name}" for name in names])
-        lookups = {path.removeprefix(f"{MANAGED_LEDGERS}/"): _look_up(znode) for path, znode in znodes}
+        lookups = {path.removeprefix(f"{MANAGED_LEDGERS}/"): look_up_managed_ledger(znode) for path, znode in znodes}
         judged = [
             self._judge(candidate, attempt, owner, lookups.__getitem__)
             for candidate, attempt, owner in zip(candidates, stored, owners, strict=True)
@@ -105,7 +106,7 @@ class OffloadVerifier:
         """Return what the store has, or `None` without an answer."""
         if self._unanswered_in_a_row >= _MAX_UNANSWERED_IN_A_ROW:
             return None
-        key = _offload_key(candidate)
+        key = get_offload_key(candidate)
         try:
             if candidate.kind is FindingKind.ABANDONED_UPLOAD:
                 attempt = _StoredAttempt(uploads=tuple(self._store.read_uploads(key)))
@@ -155,7 +156,7 @@ class OffloadVerifier:
                     before_us=self._before_us,
                 )
             case _:
-                judgement = judge_missing_objects(_offload_key(candidate), attempt.objects, look_up(owner))
+                judgement = judge_missing_objects(get_offload_key(candidate), attempt.objects, look_up(owner))
                 kind = FindingKind.HAZARD if judgement.verdict is OffloadVerdict.DATA_ENDANGERED else kind
         if not judgement.verdict.is_finding:
             return judgement.verdict.value
@@ -164,6 +165,11 @@ class OffloadVerifier:
             VERDICT: judgement.verdict.value,
             CONFIRMED: str(kind is not FindingKind.ABANDONED_UPLOAD).lower(),  # nothing states its cluster
         }
+        if kind in {FindingKind.ORPHAN_OFFLOAD, FindingKind.ABANDONED_UPLOAD}:
+            parts = [each.to_part() for each in attempt.objects] + [upload.to_part() for upload in attempt.uploads]
+            statement[PARTS] = json.dumps(parts)
+        if kind is FindingKind.ORPHAN_OFFLOAD:
+            statement[CLUSTER] = self._cluster
         return replace(
             candidate,
             kind=kind,
@@ -186,11 +192,11 @@ def open_offload_verifier(
     )
 
 
-def _offload_key(candidate: Finding) -> OffloadKey:
+def get_offload_key(candidate: Finding) -> OffloadKey:
     return OffloadKey(candidate.uuid, require_ledger_id(candidate))
 
 
-def _look_up(znode: Znode | None) -> ManagedLedgerLookup:
+def look_up_managed_ledger(znode: Znode | None) -> ManagedLedgerLookup:
     if znode is None:
         return ManagedLedgerLookup(exists=False, references=ManagedLedgerReferences(()))
     try:

@@ -48,7 +48,7 @@ class PolicyDirectory:
         and the next plan finds them.
         """
         distinct = set(names)
-        known = self._find_names(distinct, (*self._policies, (self._reader, _LOCAL_POLICIES)))
+        known = self.find_namespaces_with_policies(distinct)
         return known | self._find_owned(distinct - known)
 
     def _find_owned(self, names: Iterable[str]) -> set[str]:
@@ -59,6 +59,10 @@ class PolicyDirectory:
         parents = sorted(names)
         znodes = self._reader.read([f"{OWNED_NAMESPACES}/{name}" for name in parents])
         return {name for name, (_, znode) in zip(parents, znodes, strict=True) if znode is not None and znode.children}
+
+    def find_namespaces_with_policies(self, names: Iterable[str]) -> set[str]:
+        """Return those namespaces that have policies. A request about a topic makes a broker use its namespace."""
+        return self._find_names(names, (*self._policies, (self._reader, _LOCAL_POLICIES)))
 
     @property
     def _policies(self) -> tuple[_Folder, ...]:

@@ -15,6 +15,7 @@ class ObjectInfo:
     size_bytes: int
     modified_us: int | None  # microseconds since 1970 by the store's clock; None: unknown
     etag: str | None = None  # only from HEAD, not from a listing
+    version_id: str | None = None  # only from HEAD; None: the bucket has never kept versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,15 @@
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
 from logstore.ports.catalog.cluster_journal import JournaledLedger
 from logstore.pulsar.cluster_check import ClusterCheck
+from logstore.pulsar.cluster_findings import RemovalPart
 from logstore.pulsar.cluster_transactions import OpenTransaction, TransactionParticipant, TransactionReport
-from logstore.reconciliation.findings import Finding
+from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
 MAX_LEDGERS_PER_DELETION: Final = 100
@@ -31,8 +33,27 @@ class StoredData(StrEnum):
     UNKNOWN = "unknown"  # no bookie answers
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovalLook:
+    """Last look at a finding whose removal cannot be undone. Without parts and without a reason, nothing of it is left.
+
+    Each part is as the plan saw it.
+    """
+
+    parts: tuple[RemovalPart, ...] = ()
+    reason: str = ""  # why it is kept; a clause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovalResult:
+    """Result of a removal that cannot be undone. `FindingFate.DELETED` means that nothing of the finding is left."""
+
+    fate: FindingFate
+    reason: str = ""  # why it is kept, or why something of it is left; a clause
+
+
 class ClusterChanges(Protocol):
-    """Changes of the ledgers of one cluster, by the holder of its lease. All methods may raise `StoreUnavailable`."""
+    """Changes of one cluster and its offloads, by the holder of its lease. All methods may raise `StoreUnavailable`."""
 
     identity: str
     """Identity of the cluster, as `ClusterCheck` names it, when the lease was taken."""
@@ -61,6 +82,22 @@ class ClusterChanges(Protocol):
 
     def find_existing(self, ledger_ids: Collection[int]) -> frozenset[int]:
         """Return those of the ledgers that exist now."""
+
+    def look(self, kind: FindingKind, findings: Sequence[Finding]) -> list[RemovalLook]:
+        """Look once more at findings of one kind whose removal cannot be undone.
+
+        Raises:
+            UnexpectedClusterState: Something of a finding is not as the plan saw it, something refers to it, or
+                something that may refer to it cannot be read.
+            InvalidInput: The settings name no bucket of offloads, or no admin API.
+        """
+
+    def remove(self, kind: FindingKind, findings: Sequence[Finding]) -> list[RemovalResult]:
+        """Remove findings of one kind for good. A finding of which nothing is left counts as removed. Idempotent.
+
+        Right before, look once more, and check the lease. For errors see `look`: then nothing of a finding to which
+        something refers is removed.
+        """
 
     def restore(self, ledgers: Sequence[JournaledLedger]) -> list[tuple[Restoration, StoredData]]:
         """Put ledgers back, and then look whether bookies still have their entries. Idempotent.
@@ -115,6 +152,9 @@ class PulsarClusterAccess(Protocol):
 
     def has_offload_bucket(self) -> bool:
         """Return whether the settings name the bucket of offloads."""
+
+    def has_admin_api(self) -> bool:
+        """Return whether the settings name the admin API of a broker."""
 
     def read_identity(self) -> str:
         """Return the identity that `check` names."""

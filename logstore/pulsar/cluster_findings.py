@@ -1,5 +1,6 @@
 """Findings about a Pulsar cluster: what their statements say."""
 
+import json
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
@@ -31,6 +32,15 @@ CONFIRMED: Final = "confirmed"
 
 In an incomplete plan something was not read. Use `is_confirmed`.
 """
+
+CLUSTER: Final = "cluster"
+"""Key in the statement of orphan objects: name of the cluster in their metadata."""
+
+PARTS: Final = "parts"
+"""Key in the statement of an orphan offload or an abandoned upload. The value is a JSON list of `RemovalPart`."""
+
+RemovalPart = dict[str, str | int | None]
+"""Object in one version, unfinished upload, or znode, as it was read. An apply removes it only as it is here."""
 
 NAMES: Final = "names"
 """Key in the statement of a hazard: names of topics, applications or clusters, with `NAME_SEPARATOR` between them."""
@@ -80,6 +90,12 @@ def require_ledger_id(finding: Finding) -> LedgerId:
     if finding.ledger_id is None:
         raise CorruptData(f"{finding.kind} {finding.key}: expected a ledger id, found none")
     return finding.ledger_id
+
+
+def parse_parts(finding: Finding) -> list[RemovalPart]:
+    """Return the objects or the uploads of a finding, as the plan has read them."""
+    parts: list[RemovalPart] = json.loads(finding.statement[PARTS])
+    return parts
 
 
 def make_hazard(hazard: Hazard, count: int, names: Sequence[str] = (), *, size_bytes: int = 0) -> Finding:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from logstore.pulsar.cluster_findings import RemovalPart
 from logstore.pulsar.ledger_references import ManagedLedgerReferences
 from logstore.pulsar.znode_names import is_managed_ledger_name
 
@@ -71,6 +72,17 @@ class OffloadObject:
     size_bytes: int
     modified_us: int | None
     metadata: Mapping[str, str]
+    etag: str | None = None
+    version_id: str | None = None  # None: the bucket has never kept versions
+
+    def to_part(self) -> RemovalPart:
+        return {
+            "key": str(self.key),
+            "version_id": self.version_id,
+            "etag": self.etag,
+            "size_bytes": self.size_bytes,
+            "modified_us": self.modified_us,
+        }
 
     def get_stated(self, field: str) -> str:
         """Return a field of the metadata, or an empty text. Some stores return names of fields in capitals."""
@@ -156,7 +168,7 @@ def judge_unreferenced_offload(
     change = _find_change(objects, listed_bytes, listed_us)
     if change:
         return change
-    return _judge_lookup(objects[0].key.uuid, managed_ledger)
+    return judge_managed_ledger_lookup(objects[0].key.uuid, managed_ledger)
 
 
 def judge_unreferenced_upload(
@@ -174,7 +186,7 @@ def judge_unreferenced_upload(
     if managed_ledger is None:
         reason = "nothing refers to it. An upload has no metadata: it may belong to another cluster"
         return OffloadJudgement(OffloadVerdict.OWNER_UNSTATED, reason)
-    return _judge_lookup(uuid, managed_ledger)
+    return judge_managed_ledger_lookup(uuid, managed_ledger)
 
 
 def judge_missing_objects(
@@ -200,7 +212,8 @@ def judge_missing_objects(
     return OffloadJudgement(OffloadVerdict.DATA_ENDANGERED, reason)
 
 
-def _judge_lookup(uuid: str, managed_ledger: ManagedLedgerLookup) -> OffloadJudgement:
+def judge_managed_ledger_lookup(uuid: str, managed_ledger: ManagedLedgerLookup) -> OffloadJudgement:
+    """Judge an attempt by the managed ledger that should name it."""
     if managed_ledger.references is None:
         return _UNREADABLE
     if managed_ledger.names_uuid(uuid):

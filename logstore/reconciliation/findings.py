@@ -142,10 +142,10 @@ STOPPED = "stopped"
 """Key in the summary of an apply in a cluster: what the plan did not expect, as a sentence. Empty: nothing."""
 
 LEFT = "left"
-"""Key in the summary of an apply in a cluster: number of orphan ledgers that a later apply may delete."""
+"""Key in the summary of an apply in a cluster: number of orphans that a later apply may remove."""
 
-LEFT_UNCONFIRMED = "left_unconfirmed"
-"""Key in the summary of an apply in a cluster: those of `LEFT` that only an apply of unconfirmed ledgers deletes."""
+LEFT_HELD_BACK = "left_held_back"
+"""Key in the summary of an apply in a cluster: those of `LEFT` that an apply without options keeps."""
 
 
 def plan_result(summary: Mapping[str, Any]) -> PlanOrScrubResult:

@@ -19,6 +19,7 @@ _DOORS: Final = {
     "bucket_marker": "identity.catalog_identity",
     "bundle_fence": "ownership.fences",
     "catalog": "log.ledger_rows",
+    "cluster_removal": "reconciliation.cluster_journal",
     "cursor": "cursors.cursor_rows",
     "delayed_bucket": "delayed.bucket_rows",
     "delayed_index": "delayed.bucket_rows",

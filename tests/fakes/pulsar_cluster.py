@@ -7,15 +7,20 @@ from dataclasses import replace
 from logstore.errors import PreconditionFailed, StoreUnavailable, UnexpectedClusterState, UnreadableClusterState
 from logstore.failpoints import effect
 from logstore.ports.catalog import JournaledLedger
-from logstore.ports.pulsar_cluster import Restoration, StoredData
+from logstore.ports.pulsar_cluster import RemovalLook, RemovalResult, Restoration, StoredData
 from logstore.pulsar.cluster_check import ClusterCapability, ClusterCheck
-from logstore.pulsar.cluster_findings import require_ledger_id
+from logstore.pulsar.cluster_findings import RemovalPart, require_ledger_id
 from logstore.pulsar.znode_names import format_ledger_path
-from logstore.reconciliation.findings import Finding
+from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from tests.fakes.cluster_transactions import FakeClusterTransactions
 
 IDENTITY = "5f0a/1/2"
 FIRST_ZNODE_STATE = (0, 7)
+_EFFECTS = {
+    FindingKind.ORPHAN_OFFLOAD: "pulsar.delete_offloads",
+    FindingKind.ABANDONED_UPLOAD: "pulsar.abort_upload",
+    FindingKind.ORPHAN_MANAGED_LEDGER: "pulsar.delete_managed_ledger",
+}
 
 
 class FakePulsarCluster:
@@ -25,11 +30,16 @@ class FakePulsarCluster:
         """Begin with a cluster of which all is well."""
         self.result = ClusterCheck(cluster="east", identity=IDENTITY, capabilities=())
         self.has_bucket = False
+        self.has_api = False
         self.errors: list[Exception] = []  # of the next calls
         self.ledgers: dict[int, bytes] = {}
         self.znode_states: dict[int, tuple[int, int]] = {}  # version and creation, if they are not the first ones
         self.referenced: set[int] = set()
         self.unreadable_path = ""  # of a znode that may refer to any ledger
+        self.parts: dict[str, list[RemovalPart]] = {}  # of offloads, uploads and managed ledgers, by key or path
+        self.changed_paths: set[str] = set()  # of these, since the plan
+        self.kept_paths: dict[str, str] = {}  # reasons
+        self.refused_paths: dict[str, str] = {}  # errors of their removals
         self.lease = ("", 0)  # holder and version
         self.is_exclusive = True
         self.before_change: Callable[[], None] = lambda: None
@@ -62,6 +72,10 @@ class FakePulsarCluster:
     def has_offload_bucket(self) -> bool:
         """See the port."""
         return self.has_bucket
+
+    def has_admin_api(self) -> bool:
+        """See the port."""
+        return self.has_api
 
     def read_identity(self) -> str:
         """See the port."""
@@ -145,6 +159,36 @@ class FakeClusterChanges:
         """See the port."""
         self._require_same_cluster()
         return frozenset(self._cluster.ledgers.keys() & set(ledger_ids))
+
+    def look(self, kind: FindingKind, findings: Sequence[Finding]) -> list[RemovalLook]:
+        """See the port."""
+        del kind
+        self._require_same_cluster()
+        return [self._look(finding) for finding in findings]
+
+    def remove(self, kind: FindingKind, findings: Sequence[Finding]) -> list[RemovalResult]:
+        """See the port."""
+        self._cluster.before_change()
+        looks = self.look(kind, findings)
+        self._require_lease()
+        return [self._remove(kind, *each) for each in zip(findings, looks, strict=True)]
+
+    def _look(self, finding: Finding) -> RemovalLook:
+        if finding.key in self._cluster.changed_paths:
+            raise UnexpectedClusterState(f"{finding.key}: expected what the plan saw, found a change")
+        parts = self._cluster.parts.get(finding.key, [])
+        reason = self._cluster.kept_paths.get(finding.key, "") if parts else ""
+        return RemovalLook(parts=() if reason else tuple(parts), reason=reason)
+
+    def _remove(self, kind: FindingKind, finding: Finding, look: RemovalLook) -> RemovalResult:
+        if look.reason:
+            return RemovalResult(fate=FindingFate.KEPT, reason=look.reason)
+        if look.parts:
+            with effect(_EFFECTS[kind]):
+                if finding.key in self._cluster.refused_paths:
+                    return RemovalResult(fate=FindingFate.FAILED, reason=self._cluster.refused_paths[finding.key])
+                del self._cluster.parts[finding.key]
+        return RemovalResult(fate=FindingFate.DELETED)
 
     def restore(self, ledgers: Sequence[JournaledLedger]) -> list[tuple[Restoration, StoredData]]:
         """See the port."""

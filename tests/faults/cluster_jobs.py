@@ -1,5 +1,6 @@
 """Jobs that change a Pulsar cluster, run without Temporal on a real ZooKeeper: in this process, or in one that dies."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from kazoo.client import KazooClient
+from pydantic import SecretStr
 from temporalio.testing import ActivityEnvironment
 
 from activities.bulk_jobs import RUN_CLAIM_S
@@ -21,13 +23,14 @@ from activities.pulsar.inputs_and_results import (
     ConcludeClusterApplyInput,
     UndoPageInput,
 )
-from activities.pulsar.journal_copies import JournalCopies
+from activities.pulsar.journal_copies import REMOVAL_PREFIX, JournalCopies
 from activities.pulsar.undo_cluster import UndoClusterActivities
 from infra.catalog import Database, SqlCatalog, migrate_catalog
+from infra.objects.bucket_address import BucketAddress
 from infra.pulsar import cluster_lease
 from infra.pulsar.ledger_changes import LedgerChanges
 from logstore import failpoints
-from logstore.ports.catalog import Claim, JournaledLedger, RunKind
+from logstore.ports.catalog import Claim, JournaledLedger, JournaledRemoval, RunKind
 from logstore.ports.object_storage import ObjectInfo, OwnedStore, StoredObject
 from logstore.pulsar.plan_jobs import VerifyClusterJob
 from logstore.reconciliation.finding_files import FindingFiles
@@ -90,6 +93,8 @@ class ClusterJobs:
 
     folder: Path
     zookeeper: str
+    offloads: BucketAddress | None = None
+    admin_url: str = ""
 
     def publish_plan(self, findings: list[Finding], *, ledgers: int, has_own_id: bool = False) -> None:
         """Store a finished plan of the cluster. Catalogs without an id of their own have the same one."""
@@ -133,14 +138,19 @@ class ClusterJobs:
                 store_now_us=lambda: 1,
                 finished_retention_s=0.0,
             )
-            begin = BeginClusterApplyInput(run_id=RUN_ID, actor="tests", max_orphan_share=1.0)
+            options: dict[str, Any] = {
+                "include_irreversible": self.offloads is not None,
+                "include_unconfirmed": self.offloads is not None,  # uploads
+            }
+            begin = BeginClusterApplyInput(run_id=RUN_ID, actor="tests", max_orphan_share=1.0, **options)
             scope = _run(activities.begin_cluster_apply, begin)
             stopped = ""
             for page in range(scope.pages):
-                stopped = _run(activities.apply_cluster_page, ApplyClusterPageInput(run_id=RUN_ID, page=page)).stopped
+                request = ApplyClusterPageInput(run_id=RUN_ID, page=page, **options)
+                stopped = _run(activities.apply_cluster_page, request).stopped
                 if stopped:
                     break
-            conclude = ConcludeClusterApplyInput(run_id=RUN_ID, actor="tests", stopped=stopped)
+            conclude = ConcludeClusterApplyInput(run_id=RUN_ID, actor="tests", stopped=stopped, **options)
             counts: ApplyCounts = _run(activities.conclude_cluster_apply, conclude).counts
             return counts
 
@@ -168,6 +178,15 @@ class ClusterJobs:
         with self.open_catalog() as catalog:
             return catalog.cluster_journal.list_ledgers(apply_run_id(RUN_ID), after=-1, limit=1_000)
 
+    def list_removals(self) -> list[JournaledRemoval]:
+        with self.open_catalog() as catalog:
+            return catalog.cluster_journal.list_removals(apply_run_id(RUN_ID), after=-1, limit=1_000)
+
+    def read_removal_copies(self) -> list[dict[str, Any]]:
+        """Return the lines of all copies of removals, without their headers."""
+        stored = [self.records.get(info.key) for info in self.records.list(REMOVAL_PREFIX)]
+        return [json.loads(line) for each in stored if each for line in each.body.splitlines()[1:]]
+
     def read_journal_copies(self) -> list[JournaledLedger]:
         copies = JournalCopies(cast("OwnedStore", self.records)).read(apply_run_id(RUN_ID))
         return [ledger for _, _, ledgers in copies for ledger in ledgers]
@@ -178,7 +197,18 @@ class ClusterJobs:
 
     @property
     def settings(self) -> Settings:
-        return Settings(home=self.folder, pulsar_zookeeper=self.zookeeper, pulsar_bookkeeper_exclusive=True)
+        bucket = self.offloads
+        return Settings(
+            home=self.folder,
+            pulsar_zookeeper=self.zookeeper,
+            pulsar_bookkeeper_exclusive=True,
+            pulsar_admin_url=self.admin_url,
+            pulsar_offload_bucket=bucket.bucket if bucket else "",
+            pulsar_offload_endpoint=bucket.endpoint if bucket else "",
+            pulsar_offload_region=bucket.region if bucket else "",
+            pulsar_offload_access_key=SecretStr(bucket.access_key if bucket else ""),
+            pulsar_offload_secret_key=SecretStr(bucket.secret_key if bucket else ""),
+        )
 
     @contextmanager
     def open_catalog(self) -> Iterator[SqlCatalog]:

@@ -22,7 +22,13 @@ from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.faults.main_job_operators import DELETION_POLICY, TEST_CAUSE, MainJobOperators
 from tests.faults.simulated_world import TIERED_BUCKET
 from tests.faults.topic_plans import TopicPlan
-from tests.workflows.pulsar.cluster_plans import orphan_ledger
+from tests.workflows.pulsar.cluster_plans import (
+    abandoned_upload,
+    orphan_ledger,
+    orphan_managed_ledger,
+    orphan_offload,
+    plant_removable,
+)
 from workflows.pulsar.abort_transactions import AbortTransactions
 from workflows.pulsar.apply_pulsar import ApplyPulsar
 from workflows.pulsar.job_definitions import (
@@ -56,7 +62,9 @@ _ORPHAN_AGE_US: Final = 3 * 86_400 * 1_000_000
 _ORPHAN_NUMBERS: Final = (1_000_007, 1_000_008, 1_000_009)  # of orphaned segments, above whatever a retry draws
 _ABANDONED_UUID: Final = "abandoned"
 _CLUSTER_ORPHANS: Final = (7, 8)
+_IRREVERSIBLE_ORPHANS: Final = (orphan_offload(7), abandoned_upload(9), orphan_managed_ledger())
 _OLD_JOURNAL: Final = "cluster-journals/apply-long-gone-"
+_OLD_REMOVALS: Final = "cluster-removals/apply-long-gone-"
 _TRANSACTIONS: Final = (1, 2, 3)  # of which the first one stays open
 
 
@@ -154,7 +162,8 @@ class ReconciliationOperators(MainJobOperators):
     def plan_cluster(self) -> None:
         """Plan a Pulsar cluster, in every turn; nothing is known there of what the store has lost."""
         run_id = f"pulsar-{self._turn}"
-        self.world.bulk.cluster_findings = [orphan_ledger(ledger_id) for ledger_id in _CLUSTER_ORPHANS]
+        ledgers = [orphan_ledger(ledger_id) for ledger_id in _CLUSTER_ORPHANS]
+        self.world.bulk.cluster_findings = [ledgers[0], *_IRREVERSIBLE_ORPHANS, *ledgers[1:]]
         self._once(f"once cluster {self._turn}", self._plant_cluster_orphans)
         planned = self._start(
             "plan cluster", PlanPulsar, PlanPulsarInput(run_id=run_id, **TEST_CAUSE), PLAN_PULSAR.id(run_id)
@@ -168,9 +177,11 @@ class ReconciliationOperators(MainJobOperators):
     def _plant_cluster_orphans(self) -> None:
         """Plant orphans, and the journal of an apply that the catalog has forgotten long ago."""
         self.world.cluster.ledgers |= dict.fromkeys(_CLUSTER_ORPHANS, b"ledger")
+        plant_removable(self.world.cluster, _IRREVERSIBLE_ORPHANS)
         records = self.world.records
         now_us, records.now_us = records.now_us, 1
-        records.put_if_absent(f"{_OLD_JOURNAL}{self._turn}/1.jsonl", b"", metadata={})
+        for folder in (_OLD_JOURNAL, _OLD_REMOVALS):
+            records.put_if_absent(f"{folder}{self._turn}/1.jsonl", b"", metadata={})
         records.now_us = now_us
         self.world.cluster.znode_states.clear()
 
@@ -178,7 +189,14 @@ class ReconciliationOperators(MainJobOperators):
         """Delete what the plan of the turn found in the cluster, by two applies. The journal has all of it."""
         run_id = f"pulsar-{self._turn}"
         for label, limit in (("apply cluster", 1), ("apply cluster again", 0)):
-            request = ApplyPulsarInput(run_id=run_id, max_orphan_share=1.0, limit=limit, **TEST_CAUSE)
+            request = ApplyPulsarInput(
+                run_id=run_id,
+                max_orphan_share=1.0,
+                limit=limit,
+                include_unconfirmed=True,
+                include_irreversible=True,
+                **TEST_CAUSE,
+            )
             applied = self._start(label, ApplyPulsar, request, APPLY_PULSAR.id(run_id))
             self._work()
             assert self.driver.server.executions[applied.workflow_id].status is SimulatedRunStatus.COMPLETED
@@ -188,14 +206,18 @@ class ReconciliationOperators(MainJobOperators):
         """Look once: the undo of the turn puts the ledgers back, and a crash in it repeats the apply."""
         cluster, run_id = self.world.cluster, f"pulsar-{self._turn}"
         assert not cluster.ledgers
+        assert not cluster.parts
         assert cluster.lease[0] == "", "the lease is free again"
-        assert not [key for key in self.world.records.keys if key.startswith(_OLD_JOURNAL)]
+        assert not [key for key in self.world.records.keys if key.startswith((_OLD_JOURNAL, _OLD_REMOVALS))]
         journal = self._process.catalog.cluster_journal.list_ledgers(f"apply-{run_id}", after=-1, limit=100)
         deleted = {each.ledger_id: each.data for each in journal if each.deleted_us is not None}
         assert deleted == dict.fromkeys(_CLUSTER_ORPHANS, b"ledger")
+        removals = self._process.catalog.cluster_journal.list_removals(f"apply-{run_id}", after=-1, limit=100)
+        removed = {removal.path: removal.kind for removal in removals if removal.removed_us is not None}
+        assert removed == {finding.key: finding.kind.value for finding in _IRREVERSIBLE_ORPHANS}
         certificate = ApplyCertificates(self.world.records).find_newest(f"apply-{run_id}")
         assert certificate
-        assert certificate.ledgers == len(_CLUSTER_ORPHANS)
+        assert certificate.removals == len(_CLUSTER_ORPHANS) + len(_IRREVERSIBLE_ORPHANS)
 
     def abort_transactions(self) -> None:
         """Abort two transactions of the cluster, of which one holds back consumers together with a third one."""

@@ -4,7 +4,17 @@ from logstore.errors import CorruptData, InvalidInput
 from logstore.pulsar.plan_jobs import SECOND_SCAN
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob
 from tests.replay.courses import Handle, ended
-from tests.workflows.pulsar.cluster_plans import apply, orphan_ledger, plan, planned, undo
+from tests.workflows.pulsar.cluster_plans import (
+    abandoned_upload,
+    apply,
+    orphan_ledger,
+    orphan_managed_ledger,
+    orphan_offload,
+    plan,
+    planned,
+    planned_mixture,
+    undo,
+)
 from tests.workflows.workflow_harness import Gate, WorkflowHarness, assert_eventually
 from workflows.deletion.job_definitions import SetRateInput
 from workflows.pulsar.apply_pulsar import ApplyPulsar
@@ -52,6 +62,14 @@ async def apply_complete(house: WorkflowHarness) -> Handle:
     """Two ledgers."""
     await planned(house, 101, 102)
     return await ended(house, apply(house))
+
+
+async def apply_irreversible(house: WorkflowHarness) -> Handle:
+    """A page of every kind, of which the store refuses one finding."""
+    others = [orphan_offload(7), abandoned_upload(8), orphan_managed_ledger()]
+    await planned_mixture(house, [101], others)
+    house.world.cluster.refused_paths = {others[0].key: "AccessDenied: no"}
+    return await ended(house, apply(house, include_irreversible=True, include_unconfirmed=True))
 
 
 async def apply_stopped(house: WorkflowHarness) -> Handle:

@@ -515,6 +515,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
     ),
     "apply-pulsar": (
         clustered.apply_complete,
+        clustered.apply_irreversible,
         clustered.apply_stopped,
         clustered.apply_refused,
         clustered.apply_failed,

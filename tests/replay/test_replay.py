@@ -37,7 +37,7 @@ COUNTS = {
     "apply-orphans/v1": 6,
     "scrub-ledgers/v1": 6,
     "plan-pulsar/v1": 5,
-    "apply-pulsar/v1": 6,
+    "apply-pulsar/v1": 7,
     "undo-pulsar/v1": 4,
     "abort-transactions/v1": 5,
     "transaction-coordinator/v1": 3,

@@ -21,6 +21,9 @@ class PulsarClusterOfSettings:
     def has_offload_bucket(self) -> bool:
         return bool(self._settings.pulsar_offload_bucket)
 
+    def has_admin_api(self) -> bool:
+        return bool(self._settings.pulsar_admin_url)
+
     def read_identity(self) -> str:
         from infra.pulsar.cluster_check import read_cluster_identity  # noqa: PLC0415 - start-up time
         from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings  # noqa: PLC0415 - start-up time

@@ -194,15 +194,17 @@ class MaintenanceJobClient(JobClient):
         max_orphan_share: float = plausibility_guards.MAX_ORPHAN_SHARE,
         limit: int = 0,
         include_unconfirmed: bool = False,
+        include_irreversible: bool = False,
         rate: int = 0,
         reason: str = "",
         actor: str = "",
     ) -> Handle[ApplyPulsarResult]:
         """Look at the orphan ledgers of a complete plan of a Pulsar cluster once more, and delete their metadata.
 
-        Joins a running apply of the plan with the same options. `limit` deletes only so many of the oldest ledgers that
-        are left. `include_unconfirmed` also deletes ledgers of which only a broker could rule a reference out. `rate`
-        is the limit of deletions a second at the start, and 0 is none.
+        Joins a running apply of the plan with the same options. `limit` removes only so many of the oldest orphans that
+        are left. `include_unconfirmed` also removes orphans of which nothing that was read rules a reference out.
+        `include_irreversible` also removes objects, uploads and managed ledgers, which no undo puts back. `rate` is the
+        limit of removals a second at the start, and 0 is none.
         """
         request = ApplyPulsarInput(
             run_id=run_id,
@@ -211,6 +213,7 @@ class MaintenanceJobClient(JobClient):
             max_orphan_share=max_orphan_share,
             limit=limit,
             include_unconfirmed=include_unconfirmed,
+            include_irreversible=include_irreversible,
             carried=ApplyOrphansProgress(rate=rate),
         )
         return await self.start(

@@ -1,9 +1,11 @@
-"""`apply-pulsar`: delete the metadata of orphan ledgers of a Pulsar cluster, page by page, after a last look at each.
+"""`apply-pulsar`: remove orphan ledgers and, if asked, other orphans of a Pulsar cluster, each after a last look.
 
 Destroys znodes of ledgers. Bookies then free the space of these ledgers by themselves, within a garbage collection.
 Until then an undo puts the znodes back. Invariant: the catalog and the records bucket have path, value and version of a
 znode before it is deleted, and the deletion names the version of the znode and of its owner. Of all jobs that know the
-cluster, only the one with the cluster's lease deletes anything. To stop the apply for a while, pause it. To stop it for
+cluster, only the one with the cluster's lease deletes anything. With `include_irreversible` the apply also destroys
+objects and uploads of offloads, and managed ledgers through the admin API, which no undo puts back. The journal says
+what was there. To stop the apply for a while, pause it. To stop it for
 good, terminate it. If you apply the same plan again, the new apply continues where the old one ended.
 
 1. Begin: check that the plan is complete and of this catalog, that the cluster is the same one, and that no more
@@ -82,6 +84,7 @@ class ApplyPulsar(ApplyWorkflow):
             actor=request.actor,
             reason=request.reason,
             include_unconfirmed=request.include_unconfirmed,
+            include_irreversible=request.include_irreversible,
             stopped=self._stopped,
             can_go_on=self._can_go_on,
         )
@@ -98,6 +101,7 @@ class ApplyPulsar(ApplyWorkflow):
             max_orphan_share=request.max_orphan_share,
             limit=request.limit,
             include_unconfirmed=request.include_unconfirmed,
+            include_irreversible=request.include_irreversible,
             last=request.carried_last,
             is_continued=request.carried.pages_done > 0,
         )
@@ -113,14 +117,15 @@ class ApplyPulsar(ApplyWorkflow):
 
     async def _apply_page(self, begun: ClusterApplyScope, number: int) -> ApplyCounts:
         request = self._request
-        self._set_step(f"deleting ledgers of page {number}")
+        self._set_step(f"removing orphans of page {number}")
         page = ApplyClusterPageInput(
             run_id=request.run_id,
             page=number,
             shadow_topics=begun.shadow_topics,
             last=begun.last,
             include_unconfirmed=request.include_unconfirmed,
-            ledgers_per_s=float(self._progress.rate),
+            include_irreversible=request.include_irreversible,
+            removals_per_s=float(self._progress.rate),
         )
         try:
             applied: AppliedClusterPage = await workflow.execute_activity_method(

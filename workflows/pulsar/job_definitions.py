@@ -47,16 +47,18 @@ class ApplyPulsarInput:
     actor: str
     reason: str = ""
     max_orphan_share: float = 0.05  # allowed share of orphans among all ledgers, 0 to 1
-    limit: int = 0  # delete only so many of the oldest ledgers that are left; 0: all
-    include_unconfirmed: bool = False  # also delete ledgers of which only a broker could rule a reference out
+    limit: int = 0  # remove only so many of the oldest orphans that are left; 0: all
+    include_unconfirmed: bool = False  # also remove orphans of which nothing that was read rules a reference out
+    include_irreversible: bool = False  # also remove objects, uploads and managed ledgers, which no undo puts back
     carried: ApplyOrphansProgress = field(default_factory=ApplyOrphansProgress)
-    carried_last: FindingPosition | None = None  # youngest ledger to delete, if there is a limit
+    carried_last: FindingPosition | None = None  # youngest orphan to remove, if there is a limit
 
     def details(self) -> str:
+        removes = "Also removes objects, uploads and managed ledgers, for good. " if self.include_irreversible else ""
         return (
             f"Deletes the metadata of ledgers that the plan `{self.run_id}` found, after another look at each one; "
-            f"`sexton orphans undo {self.run_id}` puts them back as long as bookies have the data."
-        )
+            f"`sexton orphans undo {self.run_id}` puts them back as long as bookies have the data. {removes}"
+        ).rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,7 @@ class ApplyPulsarResult:
     run_id: str  # plan's run id
     done: ApplyCounts = field(default_factory=ApplyCounts)
     stopped: str = ""  # what the plan did not expect; a sentence
-    certificate: str = ""  # its key in the records bucket; "": nothing was deleted
+    certificate: str = ""  # its key in the records bucket; "": nothing was removed
     refused: RequestRefusal | None = None
 
 

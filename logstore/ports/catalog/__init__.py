@@ -26,7 +26,13 @@ from logstore.ports.catalog.claims_and_deletion_results import (
     IntentTally,
     UndeletedCopyCounts,
 )
-from logstore.ports.catalog.cluster_journal import ClusterJournal, JournaledLedger, iterate_journal
+from logstore.ports.catalog.cluster_journal import (
+    ClusterJournal,
+    JournaledLedger,
+    JournaledRemoval,
+    iterate_journal,
+    iterate_removals,
+)
 from logstore.ports.catalog.delayed_index import (
     CatalogDelayedMessageCounts,
     DelayedIndex,
@@ -179,6 +185,7 @@ __all__ = [
     "IntentRowRange",
     "IntentTally",
     "JournaledLedger",
+    "JournaledRemoval",
     "KnownManifest",
     "Ledger",
     "LedgerAppendState",
@@ -240,6 +247,7 @@ __all__ = [
     "UnrecordableRecord",
     "UnsealedEntryCounts",
     "iterate_journal",
+    "iterate_removals",
 ]
 
 

@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from logstore.pulsar.cluster_findings import RemovalPart
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournaledLedger:
@@ -17,6 +19,18 @@ class JournaledLedger:
     deleted_us: int | None = None  # None: its deletion is not confirmed
     restoration: str | None = None  # result of the last undo, a `Restoration`; None: there was none
     stored_data: str | None = None  # what the last undo saw on bookies, a `StoredData`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournaledRemoval:
+    """Finding that an apply removes for good, as it was right before. No undo puts it back."""
+
+    number: int  # of the finding
+    kind: str  # `FindingKind`
+    path: str  # of a managed ledger, or key of an offload
+    bucket: str  # "" for a managed ledger
+    parts: list[RemovalPart]
+    removed_us: int | None = None  # None: its removal is not confirmed
 
 
 class ClusterJournal(Protocol):
@@ -49,6 +63,21 @@ class ClusterJournal(Protocol):
         The journal leaves with the run.
         """
 
+    def add_removals(self, run_id: str, removals: Sequence[JournaledRemoval]) -> None:
+        """Store removals that no undo puts back, before they begin. A finding of the journal keeps its first row.
+
+        Raises:
+            UnknownObject: No run has this id.
+        """
+
+    def settle_removals(self, run_id: str, numbers: Collection[int]) -> None:
+        """Store the time of removal. Idempotent: the first time stays."""
+
+    def list_removals(
+        self, run_id: str, *, after: int, limit: int, numbers: Collection[int] | None = None
+    ) -> list[JournaledRemoval]:
+        """Return removals with numbers above `after`, ascending, only those of `numbers` if it is given."""
+
 
 _LEDGERS_PER_PAGE = 1_000
 
@@ -61,3 +90,11 @@ def iterate_journal(
     while page := journal.list_ledgers(run_id, after=after, limit=_LEDGERS_PER_PAGE, ledger_ids=ledger_ids):
         yield from page
         after = page[-1].ledger_id
+
+
+def iterate_removals(journal: ClusterJournal, run_id: str) -> Iterator[JournaledRemoval]:
+    """Yield the removals of a journal that no undo puts back, ascending. Memory holds one page."""
+    after = -1
+    while page := journal.list_removals(run_id, after=after, limit=_LEDGERS_PER_PAGE):
+        yield from page
+        after = page[-1].number

@@ -12,7 +12,7 @@ import pytest
 from activities.pulsar.apply_certificates import CERTIFICATE_PREFIX, ApplyCertificate, ApplyCertificates
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import arm
-from logstore.ports.catalog import Claim, JournaledLedger, ReconciliationRun, RunKind
+from logstore.ports.catalog import Claim, JournaledLedger, JournaledRemoval, ReconciliationRun, RunKind
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.stop_checks import use_stop_check
 from tests.activities.activity_world import World, open_activity_world
@@ -73,8 +73,29 @@ def test_certificate_lists_each_deleted_ledger(world: World, records: FakeObject
         (9, "/bk/ledgers/00/0000/L0009", 10),
     ]
     assert all(row["deleted"].startswith("20") and row["deleted"].endswith("Z") for row in rows)
-    assert end == {"ledgers": 2}
+    assert end == {"ledgers": 2, "irreversible": 0}
     assert certificate.key == f"{CERTIFICATE_PREFIX}{_RUN_ID}/0000000002-{certificate.sha256}.jsonl"
+
+
+def test_certificate_lists_what_no_undo_puts_back(world: World, records: FakeObjectStore) -> None:
+    """Also what may be left, without a time. The value of a znode is in the journal alone."""
+    journal = world.catalog.cluster_journal
+    journal.add_removals(_RUN_ID, [make_removal(3), make_removal(4)])
+    journal.settle_removals(_RUN_ID, [3])
+    certificate = issue(world)
+    assert certificate
+    assert certificate.removals == 3
+    *_, removed, unconfirmed, end = read_lines(records, certificate)
+    assert removed.pop("removed").endswith("Z")
+    assert removed == {"kind": "orphan_managed_ledger", "path": "/a/3", "bucket": "", "parts": [{"version": 1}]}
+    assert (unconfirmed["path"], unconfirmed["removed"]) == ("/a/4", None)
+    assert end == {"ledgers": 2, "irreversible": 1}
+
+
+def make_removal(number: int) -> JournaledRemoval:
+    return JournaledRemoval(
+        number=number, kind="orphan_managed_ledger", path=f"/a/{number}", bucket="", parts=[{"version": 1, "data": ""}]
+    )
 
 
 def test_nothing_deleted_is_no_certificate(world: World, records: FakeObjectStore) -> None:
@@ -94,7 +115,7 @@ def test_certificate_is_written_once(moment: str, world: World, records: FakeObj
     assert len(records.keys) == 1
 
 
-def test_newest_certificate_lists_the_most_ledgers(world: World, records: FakeObjectStore) -> None:
+def test_newest_certificate_lists_the_most_removals(world: World, records: FakeObjectStore) -> None:
     first = issue(world)
     world.catalog.cluster_journal.settle(_RUN_ID, deleted_ids=[8], existing_ids=[])
     second = issue(world, reason="the rest")
@@ -104,7 +125,7 @@ def test_newest_certificate_lists_the_most_ledgers(world: World, records: FakeOb
         records.put_if_absent(key, b"", metadata={})
     assert first != second
     assert certificates.find_newest(_RUN_ID) == second
-    assert second.ledgers == 3
+    assert second.removals == 3
     assert certificates.find_newest("apply-pulsar") is None, "a prefix of another id"
 
 
@@ -147,5 +168,5 @@ def test_long_certificate_is_read_and_written_in_parts(world: World, records: Fa
     records.plan(Fault(operation=StoreOperation.GET, kind=FaultKind.BEFORE, times=99))
     certificate = issue(world)
     assert certificate
-    assert certificate.ledgers == 2_502
+    assert certificate.removals == 2_502
     assert ApplyCertificates(records).is_intact(certificate)

@@ -1,5 +1,6 @@
 """A candidate about an offload stays a finding only if the store and its managed ledger prove it now."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -73,7 +74,12 @@ def test_a_pair_whose_topic_is_gone_or_offloaded_again_is_an_orphan(
     put_objects(offloads, _ATTEMPT)
     (finding,) = verify(orphan(offloads)).findings
     assert (finding.objects, finding.size_bytes) == (2, 120)
-    assert finding.statement == {
+    statement = dict(finding.statement)
+    parts = json.loads(statement.pop("parts"))
+    assert [(part["key"], part["size_bytes"]) for part in parts] == [(str(_ATTEMPT), 100), (f"{_ATTEMPT}-index", 20)]
+    assert all(part["etag"] and part["modified_us"] and part["version_id"] is None for part in parts)
+    assert statement == {
+        "cluster": CLUSTER,
         "owner": f"managed-ledgers/{TOPIC}",
         "verdict": OffloadVerdict.OWNER_ABSENT.value,
         "confirmed": "true",

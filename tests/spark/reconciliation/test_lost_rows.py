@@ -55,6 +55,7 @@ _LOST: Final[Mapping[str, str]] = {
     "buffer_hidden": _OF_TOPIC,
     "buffer_range": _OF_TOPIC,
     "bundle_fence": _ANY,
+    "cluster_removal": _ANY,
     "cursor": _OF_TOPIC,
     "delayed_bucket": _OF_TOPIC,
     "delayed_index": _OF_TOPIC,

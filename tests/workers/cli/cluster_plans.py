@@ -15,7 +15,7 @@ from logstore.reconciliation.finding_files import FateOfFinding, FindingFiles, f
 from logstore.reconciliation.findings import (
     CLUSTER_KINDS,
     LEFT,
-    LEFT_UNCONFIRMED,
+    LEFT_HELD_BACK,
     RESULT,
     STOPPED,
     ApplyCounts,
@@ -79,7 +79,7 @@ class PlannedCluster:
     def store_outcome(self, counts: ApplyCounts, *, left: int, unconfirmed: int, stopped: str = "") -> None:
         """Store the outcome of an apply that is not finished."""
         run = self.catalog.reconciliation.get_run(apply_run_id(RUN_ID))
-        outcome = {RESULT: asdict(counts), LEFT: left, LEFT_UNCONFIRMED: unconfirmed, STOPPED: stopped}
+        outcome = {RESULT: asdict(counts), LEFT: left, LEFT_HELD_BACK: unconfirmed, STOPPED: stopped}
         self.catalog.reconciliation.store_summary(run.run_id, {**run.summary, **outcome})
 
     async def plan_pulsar(self, **asked: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from logstore.ports.catalog import JournaledLedger
+from logstore.ports.catalog import Claim, JournaledLedger, JournaledRemoval, RunKind
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.finding_files import FateOfFinding
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate
@@ -15,7 +15,12 @@ from tests.logstore.pulsar import wire
 from tests.workers.cli.cluster_plans import CATALOG_ID, INCOMPLETE_REASON, RUN_ID, PlannedCluster
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices, FakeJobHandle
-from tests.workflows.pulsar.cluster_plans import orphan_ledger
+from tests.workflows.pulsar.cluster_plans import (
+    abandoned_upload,
+    orphan_ledger,
+    orphan_managed_ledger,
+    orphan_offload,
+)
 from workflows.input_bounds import MAX_LEDGER_IDS
 from workflows.pulsar.job_definitions import ApplyPulsarResult, UndoPulsarResult
 
@@ -43,11 +48,13 @@ class ChangingClient:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.stopped = ""
+        self.failures: dict[str, str] = {}
         self.undone = {"restored": 1, "stored": 1}
 
     async def apply_pulsar(self, run_id: str, **asked: Any) -> Any:
         self.asked.append(asked)
-        counts = ApplyCounts(applied={"orphan_ledger": 2}, size_bytes=600)
+        failed = len(self.failures)
+        counts = ApplyCounts(applied={"orphan_ledger": 2}, size_bytes=600, failed=failed, failures=self.failures)
         result = ApplyPulsarResult(run_id=run_id, done=counts, stopped=self.stopped, certificate=_CERTIFICATE)
         return FakeJobHandle(result, id=f"apply-pulsar/{run_id}")  # type: ignore[arg-type]
 
@@ -62,10 +69,15 @@ class Journal:
 
     def __init__(self) -> None:
         self.ledgers = [_RESTORED]
+        self.removals: list[JournaledRemoval] = []
 
     def list_ledgers(self, run_id: str, *, after: int, **_: Any) -> list[JournaledLedger]:
         assert run_id == f"apply-{RUN_ID}"
         return [each for each in self.ledgers if each.ledger_id > after]
+
+    def list_removals(self, run_id: str, *, after: int, **_: Any) -> list[JournaledRemoval]:
+        """Return the removals that no undo puts back."""
+        return [removal for removal in self.removals if removal.number > after]
 
 
 @pytest.fixture
@@ -91,6 +103,7 @@ def test_dry_run_prints_the_exact_paths_oldest_first(run: Run, planned: PlannedC
     answer = document(run("orphans", "apply", RUN_ID, "--dry-run", "--json"))
     assert [row["ledger_id"] for row in answer["paths"]] == [8, 9, 7]
     assert answer["paths"][0] == {
+        "kind": "orphan_ledger",
         "ledger_id": 8,
         "path": "/ledgers/00/0000/L0008",
         "version": 0,
@@ -98,6 +111,8 @@ def test_dry_run_prints_the_exact_paths_oldest_first(run: Run, planned: PlannedC
         "bytes": 300,
         "verdict": "owner_absent",
         "owner": "/managed-ledgers/t/ns/persistent/gone",
+        "bucket": None,
+        "parts": [],
     }
     assert (answer["applied"], answer["bytes"], answer["left"]) == ({"orphan_ledger": 3}, {"orphan_ledger": 900}, 0)
 
@@ -114,6 +129,83 @@ def test_dry_run_obeys_the_options(
     assert answer["left"] == left
 
 
+@pytest.fixture
+def planned_mixture(services: FakeCommandServices, tmp_path: Path) -> PlannedCluster:
+    findings = [_changed_at(7, 30), orphan_offload(8), abandoned_upload(9), orphan_managed_ledger()]
+    planned = PlannedCluster(tmp_path, findings, ledgers=100)
+    planned.catalog.cluster_journal = Journal()
+    services.environ |= {
+        "SEXTON_PULSAR_ZOOKEEPER": "127.0.0.1:1",
+        "SEXTON_PULSAR_BOOKKEEPER_EXCLUSIVE": "true",
+        "SEXTON_PULSAR_OFFLOAD_BUCKET": "tiered",
+        "SEXTON_PULSAR_ADMIN_URL": "http://127.0.0.1:1",
+    }
+    services.log.catalog = planned.catalog
+    return planned
+
+
+def test_dry_run_lists_exact_keys_of_what_no_undo_puts_back(run: Run, planned_mixture: PlannedCluster) -> None:
+    dry_run = ("orphans", "apply", RUN_ID, "--dry-run", "--json")
+    assert document(run(*dry_run))["applied"] == {"orphan_ledger": 1}
+    told = run(*dry_run, "--include-irreversible", "--include-unconfirmed")
+    answer = document(told)
+    key = orphan_offload(8).key
+    assert [(row["kind"], row["path"], row["parts"]) for row in answer["paths"]] == [
+        ("orphan_ledger", "/ledgers/00/0000/L0007", []),
+        ("orphan_offload", key, [key, f"{key}-index"]),
+        ("abandoned_upload", abandoned_upload(9).key, [f"{abandoned_upload(9).key}?uploadId=upload-9"]),
+        ("orphan_managed_ledger", orphan_managed_ledger().key, []),
+    ]
+    assert answer["applied"] == dict.fromkeys(
+        ("orphan_ledger", "orphan_offload", "abandoned_upload", "orphan_managed_ledger"), 1
+    )
+    assert answer["bytes"]["orphan_offload"] == 120
+    assert "no undo restores them" in " ".join(told.stderr.split())
+
+
+def test_dry_run_leaves_out_what_no_setting_reaches(
+    run: Run, planned_mixture: PlannedCluster, services: FakeCommandServices
+) -> None:
+    services.environ["SEXTON_PULSAR_OFFLOAD_BUCKET"] = services.environ["SEXTON_PULSAR_ADMIN_URL"] = ""
+    options = ("--include-irreversible", "--include-unconfirmed")
+    answer = document(run("orphans", "apply", RUN_ID, "--dry-run", "--json", *options))
+    assert [row["kind"] for row in answer["paths"]] == ["orphan_ledger"]
+
+
+def test_ledgers_of_orphan_managed_ledgers_count_for_the_share(run: Run, planned_mixture: PlannedCluster) -> None:
+    share = ("--max-orphan-share", "0.02", "--include-irreversible")
+    answer = document(run("orphans", "apply", RUN_ID, "--dry-run", "--json", *share), 3)
+    assert "3 of 100 ledgers would go" in answer["error"]["message"]
+
+
+def test_failed_removals_are_named_with_exit_code_5(
+    run: Run, planned: PlannedCluster, changing: ChangingClient
+) -> None:
+    changing.failures = {"3": "AccessDenied: no"}
+    answer = document(run("orphans", "apply", RUN_ID, "--include-irreversible", "--json"), 5)
+    assert (answer["failed"], answer["failed_count"]) == ([{"id": 3, "error": "AccessDenied: no"}], 1)
+
+
+def test_irreversible_is_an_option_for_plans_of_a_cluster_only(run: Run, planned: PlannedCluster) -> None:
+    planned.catalog.reconciliation.open_run(
+        "plan-1", RunKind.PLAN, claim=Claim(workflow_id="tests", run_id="", ttl_s=60), summary={}
+    )
+    error = document(run("orphans", "apply", "plan-1", "--include-irreversible", "--json"), 2)["error"]
+    assert error["message"].startswith("include-irreversible: expected a plan of a Pulsar cluster")
+
+
+def test_undo_says_that_other_removals_do_not_come_back(
+    run: Run, planned: PlannedCluster, changing: ChangingClient
+) -> None:
+    planned.store_apply([])
+    assert document(run("orphans", "undo", RUN_ID, "--json"))["irreversible"] == 0
+    removal = JournaledRemoval(number=1, kind="orphan_offload", path="k", bucket="b", parts=[], removed_us=1)
+    planned.catalog.cluster_journal.removals = [removal]
+    told = run("orphans", "undo", RUN_ID, "--json")
+    assert document(told)["irreversible"] == 1
+    assert "no undo restores them" in " ".join(told.stderr.split())
+
+
 def test_dry_run_leaves_out_what_an_earlier_apply_did(run: Run, planned: PlannedCluster) -> None:
     deleted = FateOfFinding(number=1, fate=FindingFate.DELETED, objects=1, size_bytes=300)
     planned.store_apply([deleted])
@@ -126,6 +218,7 @@ def test_apply_passes_its_options(run: Run, planned: PlannedCluster, changing: C
         "--limit",
         "2",
         "--include-unconfirmed",
+        "--include-irreversible",
         "--max-orphan-share",
         "0.5",
         "--rate",
@@ -135,9 +228,10 @@ def test_apply_passes_its_options(run: Run, planned: PlannedCluster, changing: C
     )
     answer = document(run("orphans", "apply", RUN_ID, *options, "--json"))
     (asked,) = changing.asked
-    assert {name: asked[name] for name in ("limit", "include_unconfirmed", "max_orphan_share", "rate", "reason")} == {
+    assert {name: asked[name] for name in asked.keys() - {"actor"}} == {
         "limit": 2,
         "include_unconfirmed": True,
+        "include_irreversible": True,
         "max_orphan_share": 0.5,
         "rate": 50,
         "reason": "clean-up",
@@ -154,7 +248,7 @@ def test_report_names_the_certificate(run: Run, services: FakeCommandServices, p
     services.log.record_objects.put_if_absent(_CERTIFICATE, b"", metadata={})
     shown = run("orphans", "report", RUN_ID, "--wide").stdout
     assert _CERTIFICATE in shown
-    assert "with 2 ledgers" in shown
+    assert "with 2 removals" in shown
     services.log.record_objects.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.BEFORE))
     shown = run("orphans", "report", RUN_ID, "--wide").stdout
     assert "unknown: planned fault: 503" in shown
@@ -265,11 +359,11 @@ def test_list_says_what_an_apply_has_left(run: Run, planned: PlannedCluster) -> 
     assert list_apply(run) == ("unfinished", None)
     counts = ApplyCounts(applied={"orphan_ledger": 1}, skipped={"only a broker could rule a reference out": 3})
     planned.store_outcome(counts, left=3, unconfirmed=3)
-    assert list_apply(run) == ("finished", {"confirmed": 0, "unconfirmed": 3})
+    assert list_apply(run) == ("finished", {"removable": 0, "held_back": 3})
     shown = " ".join(run("orphans", "list").stdout.split())
-    assert "1 applied, 3 kept; 3 unconfirmed left: --include-unconfirmed deletes them" in shown
+    assert "1 applied, 3 kept; 3 left for an apply with --include-unconfirmed or --include-irreversible" in shown
     planned.store_outcome(counts, left=4, unconfirmed=3)
-    assert list_apply(run) == ("unfinished", {"confirmed": 1, "unconfirmed": 3})
+    assert list_apply(run) == ("unfinished", {"removable": 1, "held_back": 3})
     assert "4 left: apply again" in " ".join(run("orphans", "list").stdout.split())
     planned.store_outcome(counts, left=3, unconfirmed=3, stopped="/schemas/t/ns/a: it cannot be read")
     assert list_apply(run)[0] == "unfinished"

@@ -128,7 +128,7 @@ def _store_certificate(services: FakeCommandServices, body: bytes) -> str:
 def test_certificate_is_checked(body: bytes, code: int, run: Run, services: FakeCommandServices) -> None:
     key = _store_certificate(services, body)
     answer = document(run("pulsar", "verify", RUN_ID, "--json"), code)
-    assert answer["certificate"] == {"key": key, "ledgers": 3, "intact": not code, "error": None}
+    assert answer["certificate"] == {"key": key, "removals": 3, "intact": not code, "error": None}
     assert key in run("pulsar", "verify", RUN_ID, "--wide").stdout
 
 

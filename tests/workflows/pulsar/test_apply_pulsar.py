@@ -7,9 +7,18 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from activities.pulsar.inputs_and_results import ConcludeClusterApplyInput
-from logstore.reconciliation.findings import LEFT, LEFT_UNCONFIRMED, apply_run_id
+from logstore.reconciliation.findings import LEFT, LEFT_HELD_BACK, apply_run_id
 from tests.activities import activity_world
-from tests.workflows.pulsar.cluster_plans import apply, planned, run_id, undo
+from tests.workflows.pulsar.cluster_plans import (
+    abandoned_upload,
+    apply,
+    orphan_managed_ledger,
+    orphan_offload,
+    planned,
+    planned_mixture,
+    run_id,
+    undo,
+)
 from tests.workflows.workflow_harness import WorkflowHarness
 from workflows.pulsar.job_definitions import ApplyPulsarResult
 
@@ -60,7 +69,7 @@ async def test_unconfirmed_ledgers_that_are_left_are_counted_and_deleted_by_a_la
     await planned(house, 101, 102, unconfirmed_ids={102})
     await apply_to_its_end(house)
     run = house.world.catalog.reconciliation.get_run(apply_run_id(run_id(house)))
-    assert (run.summary[LEFT], run.summary[LEFT_UNCONFIRMED], run.finished_us) == (1, 1, None)
+    assert (run.summary[LEFT], run.summary[LEFT_HELD_BACK], run.finished_us) == (1, 1, None)
     result = await apply_to_its_end(house, include_unconfirmed=True, limit=1, reason="all")
     assert (result.done.applied, is_finished(house)) == ({"orphan_ledger": 2}, True)
     run = house.world.catalog.reconciliation.get_run(apply_run_id(run_id(house)))
@@ -71,7 +80,7 @@ async def test_unconfirmed_ledgers_that_a_limit_leaves_are_counted(house: Workfl
     await planned(house, 101, 102, 103, unconfirmed_ids={103})
     await apply_to_its_end(house, include_unconfirmed=True, limit=1)
     run = house.world.catalog.reconciliation.get_run(apply_run_id(run_id(house)))
-    assert (run.summary[LEFT], run.summary[LEFT_UNCONFIRMED]) == (2, 1)
+    assert (run.summary[LEFT], run.summary[LEFT_HELD_BACK]) == (2, 1)
 
 
 async def test_apply_at_work_has_no_outcome_of_an_earlier_one(house: WorkflowHarness) -> None:
@@ -216,3 +225,95 @@ async def test_apply_that_an_undo_has_overtaken_deletes_nothing_more(house: Work
     assert "since it began" in result.stopped
     assert sorted(house.world.cluster.ledgers) == list(range(101, 107))
     assert not is_finished(house), "a person may apply the plan again"
+
+
+_OTHERS = (orphan_offload(7), abandoned_upload(8), orphan_managed_ledger())
+_EVERYTHING: dict[str, Any] = {"include_irreversible": True, "include_unconfirmed": True}
+
+
+async def test_what_no_undo_puts_back_is_kept_without_the_operators_word(house: WorkflowHarness) -> None:
+    await planned_mixture(house, [101], _OTHERS)
+    result = await apply_to_its_end(house)
+    assert result.done.applied == {"orphan_ledger": 1}
+    assert result.done.skipped == {"no undo puts it back; --include-irreversible removes it": 3}
+    assert len(house.world.cluster.parts) == 3
+    assert not is_finished(house), "a later apply of the plan may remove them"
+
+
+async def test_page_of_all_kinds_is_removed_by_a_later_apply_with_the_operators_word(house: WorkflowHarness) -> None:
+    await planned_mixture(house, [101, 102], _OTHERS)
+    await apply_to_its_end(house)
+    result = await apply_to_its_end(house, **_EVERYTHING)
+    counts = {"orphan_ledger": 2, "orphan_offload": 1, "abandoned_upload": 1, "orphan_managed_ledger": 1}
+    assert (result.done.applied, result.done.skipped, result.done.failed) == (counts, {}, 0)
+    assert (house.world.cluster.parts, house.world.cluster.ledgers) == ({}, {})
+    assert is_finished(house)
+    journal = house.world.catalog.cluster_journal.list_removals(apply_run_id(run_id(house)), after=-1, limit=10)
+    assert sorted(removal.kind for removal in journal) == sorted(counts.keys() - {"orphan_ledger"})
+    assert all(removal.removed_us and removal.parts for removal in journal)
+    copies = [key for key in house.world.record_objects.keys if key.startswith("cluster-removals/")]
+    assert len(copies) == 3, "one for each batch"
+
+
+async def test_an_upload_needs_the_option_for_unconfirmed_orphans_too(house: WorkflowHarness) -> None:
+    await planned_mixture(house, [], _OTHERS)
+    result = await apply_to_its_end(house, include_irreversible=True)
+    assert result.done.skipped == {"it does not state its cluster; --include-unconfirmed aborts it": 1}
+    assert list(house.world.cluster.parts) == [_OTHERS[1].key]
+
+
+async def test_kinds_that_no_setting_reaches_are_kept_by_the_name_of_the_setting(house: WorkflowHarness) -> None:
+    await planned_mixture(house, [], _OTHERS)
+    house.world.cluster.has_bucket = house.world.cluster.has_api = False
+    result = await apply_to_its_end(house, **_EVERYTHING)
+    assert result.done.skipped == {
+        "the setting pulsar_offload_bucket is empty": 2,
+        "the setting pulsar_admin_url is empty": 1,
+    }
+    assert not is_finished(house)
+
+
+async def test_limit_counts_all_kinds_oldest_first(house: WorkflowHarness) -> None:
+    """The offload and the upload are older than the managed ledger, which is older than the ledger."""
+    await planned_mixture(house, [101], _OTHERS)
+    result = await apply_to_its_end(house, limit=3, **_EVERYTHING)
+    assert result.done.applied == {"orphan_offload": 1, "abandoned_upload": 1, "orphan_managed_ledger": 1}
+    assert set(house.world.cluster.ledgers) == {101}
+
+
+async def test_change_of_an_object_since_the_plan_stops_it_for_good(house: WorkflowHarness) -> None:
+    await planned_mixture(house, [101], _OTHERS)
+    house.world.cluster.changed_paths = {_OTHERS[1].key}
+    result = await apply_to_its_end(house, **_EVERYTHING)
+    assert result.stopped == f"{_OTHERS[1].key}: expected what the plan saw, found a change"
+    assert result.done.applied == {"orphan_ledger": 1, "orphan_offload": 1}
+    assert set(house.world.cluster.parts) == {_OTHERS[1].key, _OTHERS[2].key}
+    assert is_finished(house)
+
+
+async def test_refusals_of_the_store_and_of_a_broker_become_fates(house: WorkflowHarness) -> None:
+    await planned_mixture(house, [], _OTHERS)
+    cluster = house.world.cluster
+    cluster.refused_paths = {_OTHERS[0].key: "AccessDenied: no"}
+    cluster.kept_paths = {_OTHERS[2].key: "a broker does not delete it: 404"}
+    result = await apply_to_its_end(house, **_EVERYTHING)
+    assert result.done.skipped == {"a broker does not delete it: 404": 1}
+    assert list(result.done.failures.values()) == ["AccessDenied: no"]
+    assert is_finished(house)
+
+
+async def test_what_vanished_before_the_apply_is_kept_and_not_in_the_journal(house: WorkflowHarness) -> None:
+    await planned_mixture(house, [], _OTHERS)
+    house.world.cluster.parts.clear()
+    result = await apply_to_its_end(house, **_EVERYTHING)
+    assert result.done.skipped == {"it does not exist any more": 3}
+    assert not house.world.catalog.cluster_journal.list_removals(apply_run_id(run_id(house)), after=-1, limit=10)
+
+
+async def test_undo_of_an_apply_without_ledgers_says_that_nothing_comes_back(house: WorkflowHarness) -> None:
+    await planned_mixture(house, [], _OTHERS)
+    await apply_to_its_end(house, **_EVERYTHING)
+    async with house.worker():
+        refused = (await (await undo(house)).result()).refused
+    assert refused
+    assert "objects, uploads and managed ledgers do not come back" in refused.message

@@ -18,7 +18,7 @@ def describe_certificate(context: CommandContext, run_id: str) -> str:
         return f"unknown: {error}"
     if certificate is None:
         return "none: nothing was deleted"
-    return f"{certificate.key}\nin the records bucket, with {certificate.ledgers:,} ledgers"
+    return f"{certificate.key}\nin the records bucket, with {certificate.removals:,} removals"
 
 
 def check_certificate(context: CommandContext, run_id: str) -> dict[str, object] | None:
@@ -26,13 +26,13 @@ def check_certificate(context: CommandContext, run_id: str) -> dict[str, object]
     from activities.pulsar.apply_certificates import ApplyCertificates  # noqa: PLC0415 - start-up time
     from logstore.reconciliation.findings import apply_run_id  # noqa: PLC0415
 
-    facts: dict[str, object] = {"key": None, "ledgers": None, "intact": None, "error": None}
+    facts: dict[str, object] = {"key": None, "removals": None, "intact": None, "error": None}
     try:
         certificates = ApplyCertificates(context.log.record_objects)
         certificate = certificates.find_newest(apply_run_id(run_id))
         if certificate is None:
             return None
-        facts |= {"key": certificate.key, "ledgers": certificate.ledgers}
+        facts |= {"key": certificate.key, "removals": certificate.removals}
         return facts | {"intact": certificates.is_intact(certificate)}
     except SextonError as error:
         return facts | {"error": str(error)}

@@ -160,14 +160,21 @@ ApplyLimit = Annotated[
         "--limit",
         min=0,
         max=2**31 - 1,
-        help="Delete only so many of the oldest ledgers that are left; 0: all. Only for a plan of a Pulsar cluster.",
+        help="Remove only so many of the oldest orphans that are left; 0: all. Only for a plan of a Pulsar cluster.",
     ),
 ]
 IncludeUnconfirmed = Annotated[
     bool,
     typer.Option(
         "--include-unconfirmed",
-        help="Also delete ledgers of which only a broker could rule a reference out. Only for a plan of a cluster.",
+        help="Also remove orphans that nothing confirms, such as uploads. Only for a plan of a cluster.",
+    ),
+]
+IncludeIrreversible = Annotated[
+    bool,
+    typer.Option(
+        "--include-irreversible",
+        help="Also remove orphan objects, uploads and managed ledgers, for good. Only for a plan of a cluster.",
     ),
 ]
 
@@ -197,6 +204,7 @@ def apply_orphans(
     max_orphan_share: MaxShare = plausibility_guards.MAX_ORPHAN_SHARE,
     limit: ApplyLimit = 0,
     include_unconfirmed: IncludeUnconfirmed = False,
+    include_irreversible: IncludeIrreversible = False,
     rate: ApplyRate = 0,
     reason: Reason = "",
     dry_run: DryRun = False,
@@ -204,7 +212,8 @@ def apply_orphans(
     """Check the findings of a plan again, and remove the orphans. If the plan's apply is running, join it.
 
     Of a plan of a Pulsar cluster, the metadata of orphan ledgers are deleted; `sexton orphans undo` puts them back
-    while bookies have the data. Other findings of such a plan stay.
+    while bookies have the data. With --include-irreversible, orphan objects and uploads of offloads, and orphan
+    managed ledgers, are removed, too: nothing puts these back.
     """
     from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
     from logstore.reconciliation.services.run_checks import require_appliable_cluster_plan  # noqa: PLC0415
@@ -220,6 +229,7 @@ def apply_orphans(
                 max_orphan_share=max_orphan_share,
                 limit=limit,
                 include_unconfirmed=include_unconfirmed,
+                include_irreversible=include_irreversible,
             )
         require_appliable_cluster_plan(context.catalog.reconciliation, context.catalog.identities, run_id)
         return cluster_apply.apply_cluster_plan(
@@ -228,11 +238,16 @@ def apply_orphans(
             max_orphan_share=max_orphan_share,
             limit=limit,
             include_unconfirmed=include_unconfirmed,
+            include_irreversible=include_irreversible,
             rate=rate,
             reason=reason,
         )
-    if limit or include_unconfirmed:
-        option = "limit" if limit else "include-unconfirmed"
+    options = {
+        "limit": limit,
+        "include-unconfirmed": include_unconfirmed,
+        "include-irreversible": include_irreversible,
+    }
+    if option := next((name for name, given in options.items() if given), ""):
         raise InvalidInput(option, expected="a plan of a Pulsar cluster with this option", found=run_id)
     if dry_run:
         return _preview_apply(context, plan_run, max_orphan_share)

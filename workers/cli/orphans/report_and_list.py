@@ -100,8 +100,8 @@ MaxRuns = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The mo
 def list_reconciliation_runs(context: CommandContext, *, limit: MaxRuns = 20) -> Answer:
     """List plans, applies and scrubs, newest first, with the run ids for `report` and `apply`.
 
-    A plan of a Pulsar cluster has the kind `cluster-plan`. If only unconfirmed orphans are left of it, its apply has
-    the state `finished`, and an apply with --include-unconfirmed goes on.
+    A plan of a Pulsar cluster has the kind `cluster-plan`. If only orphans are left of it that an apply keeps without
+    --include-unconfirmed or --include-irreversible, its apply has the state `finished`.
     """
     runs = context.catalog.reconciliation
     candidates = [run for kind in _kind_labels() for run in runs.list_runs(kind, limit=limit)]
@@ -120,7 +120,7 @@ def _make_run_row(run: "ReconciliationRun") -> dict[str, object]:
 
     is_apply, left = run.kind is RunKind.APPLY, _find_left_orphans(run)
     stopped = (run.summary.get(STOPPED) or None) if is_apply else None
-    is_over = run.finished_us is not None or (left is not None and not left["confirmed"] and not stopped)
+    is_over = run.finished_us is not None or (left is not None and not left["removable"] and not stopped)
     return {
         "run_id": plan_run_id(run.run_id) if is_apply else run.run_id,
         "kind": _kind_labels()[run.kind],
@@ -137,16 +137,16 @@ def _make_run_row(run: "ReconciliationRun") -> dict[str, object]:
 
 
 def _find_left_orphans(run: "ReconciliationRun") -> dict[str, int] | None:
-    """Return what a later apply of a plan of a cluster may delete. `None`: nothing.
+    """Return what a later apply of a plan of a cluster may remove. `None`: nothing.
 
     An apply that is at work has no outcome.
     """
-    from logstore.reconciliation.findings import LEFT, LEFT_UNCONFIRMED  # noqa: PLC0415 - start-up time
+    from logstore.reconciliation.findings import LEFT, LEFT_HELD_BACK  # noqa: PLC0415 - start-up time
 
     if run.finished_us is not None or LEFT not in run.summary:
         return None
-    unconfirmed = run.summary[LEFT_UNCONFIRMED]
-    return {"confirmed": run.summary[LEFT] - unconfirmed, "unconfirmed": unconfirmed}
+    held_back = run.summary[LEFT_HELD_BACK]
+    return {"removable": run.summary[LEFT] - held_back, "held_back": held_back}
 
 
 def _kind_labels() -> "dict[RunKind, str]":
@@ -182,6 +182,6 @@ def _format_counts(row: Mapping[str, Any]) -> str:
 
 
 def _format_left(left: Mapping[str, int]) -> str:
-    if left["confirmed"]:
-        return f"{left['confirmed'] + left['unconfirmed']:,} left: apply again"
-    return f"{left['unconfirmed']:,} unconfirmed left: --include-unconfirmed deletes them"
+    if left["removable"]:
+        return f"{left['removable'] + left['held_back']:,} left: apply again"
+    return f"{left['held_back']:,} left for an apply with --include-unconfirmed or --include-irreversible"

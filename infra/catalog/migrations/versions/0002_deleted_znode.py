@@ -1,4 +1,4 @@
-"""Table of the znodes that applies delete in a Pulsar cluster."""
+"""Tables of what applies delete in a Pulsar cluster."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -25,4 +25,16 @@ def upgrade() -> None:
         sa.Column("restoration", sa.String),
         sa.Column("stored_data", sa.String),
         sa.PrimaryKeyConstraint("run_id", "ledger_id"),
+    )
+    op.create_table(
+        "cluster_removal",
+        sa.Column("run_id", sa.String, nullable=False),
+        sa.Column("number", _BIG, nullable=False),
+        sa.Column("kind", sa.String, nullable=False),
+        sa.Column("path", sa.Text, nullable=False),
+        sa.Column("bucket", sa.String, nullable=False),
+        sa.Column("parts", sa.JSON, nullable=False),
+        sa.Column("journaled_us", _BIG, nullable=False),
+        sa.Column("removed_us", _BIG),
+        sa.PrimaryKeyConstraint("run_id", "number"),
     )

@@ -6,7 +6,7 @@ import pytest
 
 from logstore.errors import UnknownObject
 from logstore.failpoints import SimulatedCrash, arm
-from logstore.ports.catalog import JournaledLedger, RunKind
+from logstore.ports.catalog import JournaledLedger, JournaledRemoval, RunKind
 from tests.contracts.catalog.worlds import World, claim
 
 pytestmark = pytest.mark.postgres
@@ -110,3 +110,50 @@ def test_a_crash_while_ledgers_are_stored_loses_none(world: World, moment: str) 
         world.catalog.cluster_journal.add(_RUN, [journaled(1)])
     world.catalog.cluster_journal.add(_RUN, [journaled(1)])
     assert list_all(world) == [journaled(1)]
+
+
+def make_removal(number: int) -> JournaledRemoval:
+    return JournaledRemoval(
+        number=number,
+        kind="orphan_offload",
+        path=f"key-{number}",
+        bucket="tiered",
+        parts=[{"key": f"key-{number}", "version_id": None, "etag": '"9e"', "size_bytes": 2**40}],
+    )
+
+
+def list_removals(world: World, run_id: str = _RUN) -> list[JournaledRemoval]:
+    return world.catalog.cluster_journal.list_removals(run_id, after=-1, limit=10)
+
+
+def test_removals_are_listed_by_number_and_keep_their_first_row(world: World) -> None:
+    open_apply(world)
+    port = world.catalog.cluster_journal
+    port.add_removals(_RUN, [make_removal(2), make_removal(1)])
+    port.add_removals(_RUN, [replace(make_removal(2), parts=[]), make_removal(3)])
+    assert list_removals(world) == [make_removal(1), make_removal(2), make_removal(3)]
+    assert port.list_removals(_RUN, after=1, limit=1) == [make_removal(2)]
+    assert port.list_removals(_RUN, after=-1, limit=9, numbers=[3, 9]) == [make_removal(3)]
+    assert port.list_removals("another", after=-1, limit=9) == []
+
+
+def test_the_first_time_of_removal_stays(world: World) -> None:
+    open_apply(world)
+    port = world.catalog.cluster_journal
+    port.add_removals(_RUN, [make_removal(number) for number in (1, 2, 3)])
+    port.settle_removals(_RUN, [1])
+    first = list_removals(world)
+    assert [(removal.number, removal.removed_us is None) for removal in first] == [(1, False), (2, True), (3, True)]
+    port.settle_removals(_RUN, [1])
+    assert list_removals(world) == first
+
+
+def test_removals_need_the_run_and_leave_with_it(world: World) -> None:
+    port = world.catalog.cluster_journal
+    with pytest.raises(UnknownObject):
+        port.add_removals(_RUN, [make_removal(1)])
+    open_apply(world)
+    port.add_removals(_RUN, [make_removal(1)])
+    world.catalog.reconciliation.close_run(_RUN, {})
+    assert world.catalog.reconciliation.remove_old_runs(older_than_s=-60.0, limit=10) == [_RUN]
+    assert list_removals(world) == []

@@ -12,6 +12,7 @@ _NOT_RECORDED = {
     "bucket_marker": "a rebuilt catalog finds the markers in its buckets",
     "bundle_fence": "a rebuilt catalog has no owners; they acquire bundles anew",
     "catalog": "manifests say its id, its epoch, its bundles and its ceilings",
+    "cluster_removal": "nothing brings back what an apply removed; the records bucket has copies and certificates",
     "deleted_znode": "the records bucket has a copy of each page of this journal, and an undo reads the copies",
     "record_log": "it says how the catalog stands to the record log",
     "record_outbox": "it is what is not in the record log yet",
