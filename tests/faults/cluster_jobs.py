@@ -197,18 +197,17 @@ class ClusterJobs:
 
     @property
     def settings(self) -> Settings:
-        bucket = self.offloads
-        return Settings(
-            home=self.folder,
-            pulsar_zookeeper=self.zookeeper,
-            pulsar_bookkeeper_exclusive=True,
-            pulsar_admin_url=self.admin_url,
-            pulsar_offload_bucket=bucket.bucket if bucket else "",
-            pulsar_offload_endpoint=bucket.endpoint if bucket else "",
-            pulsar_offload_region=bucket.region if bucket else "",
-            pulsar_offload_access_key=SecretStr(bucket.access_key if bucket else ""),
-            pulsar_offload_secret_key=SecretStr(bucket.secret_key if bucket else ""),
-        )
+        more: dict[str, Any] = {}
+        if bucket := self.offloads:
+            more = {
+                "pulsar_admin_url": self.admin_url,
+                "pulsar_offload_bucket": bucket.bucket,
+                "pulsar_offload_endpoint": bucket.endpoint,
+                "pulsar_offload_region": bucket.region,
+                "pulsar_offload_access_key": SecretStr(bucket.access_key),
+                "pulsar_offload_secret_key": SecretStr(bucket.secret_key),
+            }
+        return Settings(home=self.folder, pulsar_zookeeper=self.zookeeper, pulsar_bookkeeper_exclusive=True, **more)
 
     @contextmanager
     def open_catalog(self) -> Iterator[SqlCatalog]:

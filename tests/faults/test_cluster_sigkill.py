@@ -71,6 +71,7 @@ _EFFECTS_OF_APPLY = {
 # ledgers, each of which is a batch of its own.
 _EFFECTS_OF_REMOVALS = {
     "catalog.open_run": 1,
+    "catalog.record_act": 2,
     "pulsar.take_lease": 2,
     "catalog.journal_ledgers": 1,
     "pulsar.put_journal": 1,

@@ -6,7 +6,9 @@ from importlib.util import find_spec
 
 import pytest
 
-collect_ignore = [] if find_spec("pulsar") else ["test_plans.py", "test_applies.py", "test_abort.py"]
+collect_ignore = (
+    [] if find_spec("pulsar") else ["test_plans.py", "test_applies.py", "test_abort.py", "test_removals.py"]
+)
 
 _EXIT_STATUS = pytest.StashKey[int]()
 

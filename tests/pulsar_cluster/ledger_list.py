@@ -103,6 +103,18 @@ class LedgerList:
         """Delete the metadata of a topic by hand. Its ledgers stay."""
         self._client.delete(f"/managed-ledgers/public/default/persistent/{topic}", recursive=True)
 
+    def list_children(self, path: str) -> list[str]:
+        """Return the names below a znode, or nothing if it does not exist."""
+        return list(self._client.get_children(path)) if self.has_znode(path) else []
+
+    def has_znode(self, path: str) -> bool:
+        return self._client.exists(path) is not None
+
+    def delete_tree(self, path: str) -> None:
+        """Delete a znode by hand, with all below it."""
+        if self.has_znode(path):
+            self._client.delete(path, recursive=True)
+
     def delete(self, ledger_id: int) -> None:
         """Delete a ledger as people do by hand, whether or not something refers to it."""
         self._client.delete(ledger_path(ledger_id))
