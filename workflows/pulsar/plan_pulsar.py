@@ -1,6 +1,6 @@
 """`plan-pulsar`: scan the metadata of a Pulsar cluster twice, and report ledgers and objects that nothing refers to.
 
-Destroys only rows and output of plans, applies and scrubs that began more than `finished_retention` ago. Nothing is
+Destroys only rows and output of plans, applies and scrubs that ended more than `finished_retention` ago. Nothing is
 written to the cluster. Invariant: a plan has a result only if all its steps are completed. If something could not be
 read, or if the cluster became another one, the result names it, and no orphan is confirmed. If a guard refuses,
 or if the cluster cannot be scanned at all, the workflow completes with the refusal as its result. To stop it and its

@@ -1,6 +1,6 @@
 """`reconcile-orphans`: compare storage with the catalog, and report the differences as findings.
 
-Destroys only rows and output of plans, applies and scrubs that began more than `finished_retention` ago. Invariant: a
+Destroys only rows and output of plans, applies and scrubs that ended more than `finished_retention` ago. Invariant: a
 plan has a result only if all its steps are completed, and if the buckets belonged to the catalog before and after these
 steps. If a guard refuses, the workflow completes with the refusal as its result. To stop it and its bulk jobs, cancel
 it.
