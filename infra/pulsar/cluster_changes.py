@@ -1,18 +1,19 @@
 """Changes of one cluster by one job: last looks, deletions and restorations, in one session and under one lease.
 
-Each request of a deletion of ledgers has a look at all that may refer to them right before it. A reference that appears
-between the look and the deletion is handled in one of two ways:
+A deletion of ledgers has a look at all that may refer to them right before it, and another one right after it. A reference that
+appears between the two is handled in one of two ways:
 
-- If the owner of a ledger exists, the request checks the version of the owner's znode. The deletion is refused if the
-  owner has changed, and there is another look.
-- If the owner does not exist, no request can check that: ZooKeeper checks versions of existing znodes only. There is
-  another look after the deletion. If something refers to a ledger then, the ledger is put back at once.
+- The owner of a ledger exists, and gets the reference: each request checks the versions of owners. The deletion is
+  refused, and there is another look.
+- The owner is created or created anew, or something else of the topic gets the reference. No request can check that:
+  ZooKeeper checks versions of existing znodes only. The look after the deletion finds the reference, and the ledger is
+  put back at once.
 
 Objects, uploads and managed ledgers cannot be put back. Each of them has a look right before its removal, while the
 lease is the job's own.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property
 from typing import Final
@@ -40,19 +41,15 @@ from logstore.errors import (
     UnreadableClusterState,
 )
 from logstore.ports.catalog import JournaledLedger
-from logstore.ports.pulsar_cluster import (
-    MAX_LEDGERS_PER_DELETION,
-    RemovalLook,
-    RemovalResult,
-    Restoration,
-    StoredData,
-)
+from logstore.ports.pulsar_cluster import RemovalLook, RemovalResult, Restoration, StoredData
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from logstore.stop_checks import raise_if_stopped
 
 _MAX_LOOKS: Final = 5
 """Looks before one request of a deletion, while owners of its ledgers change."""
+
+_MAX_LEDGERS_PER_REQUEST: Final = 100
 
 _MAX_OWNER_CHARACTERS: Final = 700_000
 """Characters in the paths of owners that one request checks. ZooKeeper refuses requests above 1 MiB."""
@@ -110,8 +107,12 @@ class LeasedClusterChanges:
         return self._recheck.read_planned(findings)
 
     def delete(self, ledgers: Sequence[JournaledLedger]) -> None:
-        for start in range(0, len(ledgers), MAX_LEDGERS_PER_DELETION):
-            self._delete_in_one_request(ledgers[start : start + MAX_LEDGERS_PER_DELETION])
+        owners = self._look(ledgers)
+        for request in _split_into_requests(ledgers, owners):
+            raise_if_stopped()
+            self._delete_in_one_request(request, owners)
+        self._require_same_cluster()
+        self._require_no_reference(ledgers)
 
     def find_existing(self, ledger_ids: Collection[int]) -> frozenset[int]:
         self._require_same_cluster()
@@ -138,26 +139,22 @@ class LeasedClusterChanges:
         with BookieConnections(BookieDirectory(self._reader, self.ledgers_root)) as connections:
             return list(zip(restorations, look_for_stored_data(connections, ledgers), strict=True))
 
-    def _delete_in_one_request(self, ledgers: Sequence[JournaledLedger]) -> None:
+    def _delete_in_one_request(self, ledgers: Sequence[JournaledLedger], owners: Mapping[int, OwnerVersion]) -> None:
         for _ in range(_MAX_LOOKS):
-            owners = self._require_no_reference(ledgers)
-            versions = {owner.path: owner.version for owner in owners.values() if owner.version is not None}
-            if len(ledgers) > 1 and sum(map(len, versions)) > _MAX_OWNER_CHARACTERS:
-                middle = len(ledgers) // 2
-                self.delete(ledgers[:middle])
-                self.delete(ledgers[middle:])
-                return
+            request_owners = [owners[ledger.ledger_id] for ledger in ledgers]
+            versions = {owner.path: owner.version for owner in request_owners if owner.version is not None}
             if self._changes.delete(ledgers, versions):
-                break
-        else:
-            raise StoreUnavailable(f"cluster: expected owners that rest, found that one changed at {_MAX_LOOKS} looks")
-        if ownerless := [ledger for ledger in ledgers if owners[ledger.ledger_id].version is None]:
-            self._require_no_reference(ownerless)
+                return
+            owners = self._look(ledgers)
+        raise StoreUnavailable(f"cluster: expected owners that rest, found that one changed at {_MAX_LOOKS} looks")
+
+    def _look(self, ledgers: Sequence[JournaledLedger]) -> dict[int, OwnerVersion]:
+        self._require_same_cluster()
+        self._recheck.require_unchanged(ledgers)
+        return self._require_no_reference(ledgers)
 
     def _require_no_reference(self, ledgers: Sequence[JournaledLedger]) -> dict[int, OwnerVersion]:
         """Look for references. If there is one, put back the ledgers that are deleted, of this attempt or others."""
-        self._require_same_cluster()
-        self._recheck.require_unchanged(ledgers)
         try:
             return self._recheck.require_no_reference(ledgers)
         except UnexpectedClusterState as error:
@@ -176,6 +173,24 @@ class LeasedClusterChanges:
         identity = read_cluster_identity(self._reader, self.ledgers_root)
         if identity != self.identity:
             raise PreconditionFailed(f"cluster: expected {self.identity}, found {identity}; plan again")
+
+
+def _split_into_requests(
+    ledgers: Sequence[JournaledLedger], owners: Mapping[int, OwnerVersion]
+) -> Iterator[list[JournaledLedger]]:
+    """Yield the ledgers of each request. A request of one ledger may have an owner with a name of any length."""
+    request: list[JournaledLedger] = []
+    characters_by_owner: dict[str, int] = {}
+    for ledger in ledgers:
+        path = owners[ledger.ledger_id].path
+        characters = sum(characters_by_owner.values()) + len(path)
+        if request and (len(request) == _MAX_LEDGERS_PER_REQUEST or characters > _MAX_OWNER_CHARACTERS):
+            yield request
+            request, characters_by_owner = [], {}
+        request.append(ledger)
+        characters_by_owner[path] = len(path)
+    if request:
+        yield request
 
 
 class RemovalsByKind:

@@ -32,7 +32,7 @@ class LedgerChanges:
         self._cluster_lease, self._lease = cluster_lease, lease
 
     def delete(self, ledgers: Sequence[JournaledLedger], owner_versions: Mapping[str, int]) -> bool:
-        """Delete at most `MAX_LEDGERS_PER_DELETION` znodes. A znode that is absent counts as deleted. Idempotent.
+        """Delete znodes in one request. A znode that is absent counts as deleted. Idempotent.
 
         Return `False`, and delete nothing, if an owner of `owner_versions` has another version now, or is gone.
 

@@ -80,7 +80,7 @@ class OrphanRecheck:
         owner_by_ledger = {ledger.ledger_id: _parse_owner(ledger) for ledger in ledgers}
         # Owners are read before everything else: if one changes after that, a check of its version fails.
         owner_znodes = self._owners.read_owners(owner_by_ledger.values())
-        self._require_unreferenced(owner_by_ledger)
+        self._require_unreferenced(owner_by_ledger, owner_znodes)
         lookups = self._owners.judge_owners(owner_by_ledger, owner_znodes)
         for ledger_id, owner in owner_by_ledger.items():
             judgement = judge_owner_lookup(owner, lookups[ledger_id])
@@ -91,10 +91,12 @@ class OrphanRecheck:
             for ledger_id, owner in owner_by_ledger.items()
         }
 
-    def _require_unreferenced(self, owner_by_ledger: Mapping[int, StatedOwner]) -> None:
+    def _require_unreferenced(
+        self, owner_by_ledger: Mapping[int, StatedOwner], owner_znodes: Mapping[str, Znode | None]
+    ) -> None:
         topics = {_find_managed_ledger(owner) for owner in owner_by_ledger.values()}
         facts = chain(
-            scan_topics(self._reader, sorted({*topics, *self._shadow_topics})),
+            scan_topics(self._reader, sorted({*topics, *self._shadow_topics}), known=owner_znodes),
             scan_schemas(self._reader, sorted(map(_find_schema, topics))),
         )
         directory = BookieDirectory(self._reader, self._root)

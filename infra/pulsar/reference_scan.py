@@ -6,9 +6,10 @@ that vanishes during the walk refers to nothing any more.
 Source: the table of references in Pulsar's metadata, checked on a running cluster.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Final
 
 from infra.pulsar.log_scan import scan_logs
@@ -99,13 +100,19 @@ def scan_managed_ledgers(reader: ZnodeReader, namespaces: Iterable[str]) -> Iter
         yield from scan_topics(reader, [item for item in batch if isinstance(item, str)])
 
 
-def scan_topics(reader: ZnodeReader, topics: Iterable[str]) -> Iterator[ScanFact]:
-    """Yield what some managed ledgers and their cursors refer to. See `list_topics`. Memory holds one batch."""
+def scan_topics(
+    reader: ZnodeReader, topics: Iterable[str], *, known: Mapping[str, Znode | None] = MappingProxyType({})
+) -> Iterator[ScanFact]:
+    """Yield what some managed ledgers and their cursors refer to. See `list_topics`. Memory holds one batch.
+
+    `known` are znodes that were read right before, by path.
+    """
     remaining = iter(topics)
     while batch := list(islice(remaining, _TOPICS_PER_BATCH)):
         with_cursors: list[str] = []
-        for path, znode in reader.read(batch):
-            if znode is not None:
+        znodes = {**known, **dict(reader.read([path for path in batch if path not in known]))}
+        for path in batch:
+            if (znode := znodes[path]) is not None:
                 yield from catch_unreadable(path, partial(find_facts_of_managed_ledger, path, znode))
                 if znode.children:
                     with_cursors.append(path)

@@ -13,8 +13,8 @@ from logstore.pulsar.cluster_transactions import OpenTransaction, TransactionPar
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
-MAX_LEDGERS_PER_DELETION: Final = 100
-"""Ledgers of one request. ZooKeeper refuses requests above 1 MiB. Each ledger may have an owner with a long name."""
+MAX_LEDGERS_PER_DELETION: Final = 500
+"""Ledgers between two looks for references."""
 
 
 class Restoration(StrEnum):
@@ -69,10 +69,10 @@ class ClusterChanges(Protocol):
         """
 
     def delete(self, ledgers: Sequence[JournaledLedger]) -> None:
-        """Delete ledgers in the versions that were returned. An absent ledger counts as deleted. Idempotent.
+        """Delete at most `MAX_LEDGERS_PER_DELETION` ledgers in the versions that were returned. Idempotent.
 
-        Right before each request, look at everything that may refer to its ledgers. If a reference appears after that,
-        the ledger stays, or is put back.
+        An absent ledger counts as deleted. Right before the deletion and right after it, look at everything that may
+        refer to the ledgers. If a reference appears in between, the ledger stays, or is put back.
 
         Raises:
             UnexpectedClusterState: A ledger has another version, or something refers to it, or something that may refer

@@ -11,7 +11,7 @@ good, terminate it. If you apply the same plan again, the new apply continues wh
 1. Begin: check that the plan is complete and of this catalog, that the cluster is the same one, and that no more
    ledgers than allowed would go. If a guard refuses, the apply completes with the refusal as its result.
 2. For each page, read the ledgers, and store the journal. Then read the ledgers, their owners, and everything of the
-   same topics that could refer to a ledger, and delete, up to 100 ledgers at a time. What the plan did not expect
+   same topics that could refer to a ledger, and delete, up to 500 ledgers at a time. What the plan did not expect
    stops the apply for good. What cannot be read, and another job that has taken the lease, stop it, too, but a later
    apply of the plan goes on. A pause or a new rate takes effect before the next page.
 3. Conclude: store the sum of the results of all pages. Store a certificate in the records bucket, which lists each
