@@ -1,7 +1,7 @@
 """Changes of one cluster by one job: last looks, deletions and restorations, in one session and under one lease.
 
-A deletion of ledgers has a look at all that may refer to them right before it, and another one right after it. A reference that
-appears between the two is handled in one of two ways:
+A deletion of ledgers has a look at all that may refer to them right before it, and another one right after it. A
+reference that appears between the two is handled in one of two ways:
 
 - The owner of a ledger exists, and gets the reference: each request checks the versions of owners. The deletion is
   refused, and there is another look.
