@@ -7,9 +7,10 @@ ledgers.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,6 +55,7 @@ from logstore.ports.catalog import (
     ReconciliationRun,
     ReconciliationRuns,
     RunKind,
+    iterate_journal,
 )
 from logstore.ports.object_storage import OwnedStore
 from logstore.ports.pulsar_cluster import MAX_LEDGERS_PER_DELETION, ClusterChanges, PulsarClusterAccess
@@ -85,6 +87,7 @@ from logstore.reconciliation.services.run_checks import (
 from logstore.stop_checks import raise_if_stopped
 
 _ONLY_THE_JOURNAL: Final = "only the journal of an earlier apply is left of this plan; plan again"
+_LEDGERS_PER_LOOK: Final = 1_000
 _GONE: Final = "it does not exist any more"
 
 
@@ -185,11 +188,8 @@ class ApplyClusterActivities:
         if orphans:
             with self._open_changes(request.run_id, plan_run, request.shadow_topics, continues=True) as changes:
                 new_fates, surprise = self._remove_orphans(request, changes, orphans)
-            fates = {
-                **(fate_files.read_page(request.page) or {}),
-                **fates,
-                **new_fates,
-            }  # a later attempt may have ended
+            later_fates = fate_files.read_page(request.page) or {}  # of an attempt that has overtaken this one
+            fates = {**later_fates, **fates, **new_fates}
         with effect("pulsar.put_fates"):
             fate_files.write_page(request.page, list(fates.values()))
         counts = finding_fates.count_fates(findings, fates | kept)
@@ -210,6 +210,7 @@ class ApplyClusterActivities:
         plan, plan_run = require_appliable_cluster_plan(self._runs, self._identities, request.run_id)
         run = self._runs.get_run(apply_run_id(request.run_id))
         if run.finished_us is None:
+            self._settle_deletions(run)
             total, left = self._sum_fates(plan, request)
             outcome = {RESULT: asdict(total), STOPPED: request.stopped, **left}
             certificate = self._issue_certificate(plan_run, run, request, outcome)
@@ -231,6 +232,16 @@ class ApplyClusterActivities:
     ) -> None:
         cause = own_workflow_cause(request.actor, request.reason)
         self._audit_log.record_act(act, cause, detail={"plan": request.run_id, **detail})
+
+    def _settle_deletions(self, run: ReconciliationRun) -> None:
+        """Store in the journal what attempts have deleted that lost the lease before they could store it."""
+        unsettled = (ledger for ledger in iterate_journal(self._journal, run.run_id) if ledger.deleted_us is None)
+        while page := list(islice(unsettled, _LEDGERS_PER_LOOK)):
+            if self._cluster.read_identity() != run.summary[IDENTITY]:
+                return
+            ledger_ids = {ledger.ledger_id for ledger in page}
+            absent_ids = ledger_ids - self._cluster.find_existing_ledgers(ledger_ids)
+            self._journal.settle(run.run_id, deleted_ids=absent_ids, existing_ids=())
 
     def _issue_certificate(
         self,
@@ -323,13 +334,7 @@ class ApplyClusterActivities:
         can_go_on = isinstance(surprise, UnreadableClusterState)
         never_deleted_ids = frozenset[int]() if can_go_on else existing_ids
         self._journal.settle(run_id, deleted_ids=deleted_ids, existing_ids=never_deleted_ids)
-        fates = {
-            number: FateOfFinding(
-                number=number, fate=FindingFate.DELETED, objects=finding.objects, size_bytes=finding.size_bytes
-            )
-            for number, finding in orphans.items()
-            if finding.ledger_id in deleted_ids
-        }
+        fates = _make_fates(orphans, deleted_ids)
         if surprise is None:
             fates |= {number: finding_fates.kept_fate(number, _GONE) for number in orphans.keys() - fates.keys()}
         return fates, surprise
@@ -360,6 +365,14 @@ class ApplyClusterActivities:
         oldest = select_oldest(orphans, request.limit)
         return get_position(*oldest[-1]) if oldest else None
 
+    def _make_fates_of_deleted(self, run_id: str, orphans: Mapping[int, Finding]) -> dict[int, FateOfFinding]:
+        """Return the fates of orphans that are in the journal as deleted, though no attempt has stored a fate."""
+        ids = [require_ledger_id(each) for each in orphans.values() if each.kind is FindingKind.ORPHAN_LEDGER]
+        if not ids:
+            return {}
+        ledgers = self._journal.list_ledgers(apply_run_id(run_id), after=-1, limit=len(ids), ledger_ids=ids)
+        return _make_fates(orphans, {ledger.ledger_id for ledger in ledgers if ledger.deleted_us is not None})
+
     def _sum_fates(
         self, plan: PlanOrScrubResult, request: ConcludeClusterApplyInput
     ) -> tuple[ApplyCounts, dict[str, int]]:
@@ -371,10 +384,24 @@ class ApplyClusterActivities:
             raise_if_stopped()
             findings, fates = files.read_page(page), fate_files.read_page(page) or {}
             orphans, kept = select_orphans(findings, fates, plan, scope)
+            if deleted := self._make_fates_of_deleted(request.run_id, orphans):
+                fates |= deleted
+                orphans, kept = select_orphans(findings, fates, plan, scope)
             total = add_apply_counts(total, finding_fates.count_fates(findings, fates | kept))
             left[LEFT] += len(orphans) + len(kept)
             left[LEFT_HELD_BACK] += len(kept) + count_held_back(orphans.values(), plan)
         return total, left
+
+
+def _make_fates(orphans: Mapping[int, Finding], deleted_ids: Collection[int]) -> dict[int, FateOfFinding]:
+    """Return the fates of the ledgers that are deleted."""
+    return {
+        number: FateOfFinding(
+            number=number, fate=FindingFate.DELETED, objects=finding.objects, size_bytes=finding.size_bytes
+        )
+        for number, finding in orphans.items()
+        if finding.ledger_id in deleted_ids
+    }
 
 
 def _make_ended_scope(run: ReconciliationRun) -> ClusterApplyScope:

@@ -106,7 +106,7 @@ class JournalCopies:
 def find_or_read_back_apply(
     runs: ReconciliationRuns, journal: ClusterJournal, copies: JournalCopies, run_id: str, claim: Claim
 ) -> ReconciliationRun:
-    """Return the run of an apply. If the catalog does not have it, first store it there with its journal.
+    """Return the run of an apply. If the catalog does not have it or its journal, first store them there.
 
     Idempotency: a run whose journal was not read to its end is read again.
 
@@ -116,25 +116,35 @@ def find_or_read_back_apply(
     """
     run = find_run(runs, run_id)
     if run is not None and (run.finished_us is not None or READ_BACK not in run.summary):
+        if not journal.list_ledgers(run_id, after=-1, limit=1) and copies.has_copies(run_id):
+            _require_one_apply(copies, run_id, of_cluster=run.summary[IDENTITY])
+            _read_back_journal(journal, copies, run_id)
         return run
     summary = _require_one_apply(copies, run_id)
     run = runs.open_run(run_id, RunKind.APPLY, claim=claim, summary={**summary, READ_BACK: True})
-    ledgers_read = 0
-    for key, _, ledgers in copies.read(run_id):
-        _add_to_journal(journal, run_id, key, ledgers)
-        ledgers_read += len(ledgers)
+    ledgers_read = _read_back_journal(journal, copies, run_id)
     result = asdict(ApplyCounts(applied={FindingKind.ORPHAN_LEDGER.value: ledgers_read}))
     runs.close_run(run_id, {**run.summary, RESULT: result})
     return runs.get_run(run_id)
 
 
-def _require_one_apply(copies: JournalCopies, run_id: str) -> dict[str, Any]:
+def _read_back_journal(journal: ClusterJournal, copies: JournalCopies, run_id: str) -> int:
+    """Add all ledgers of the copies. Return their number."""
+    ledgers_read = 0
+    for key, _, ledgers in copies.read(run_id):
+        _add_to_journal(journal, run_id, key, ledgers)
+        ledgers_read += len(ledgers)
+    return ledgers_read
+
+
+def _require_one_apply(copies: JournalCopies, run_id: str, *, of_cluster: str = "") -> dict[str, Any]:
     """Check all objects before anything is stored. Return the summary of the apply."""
     first: dict[str, Any] | None = None
     for key, summary, _ in copies.read(run_id):
         first = first or summary
-        if summary[IDENTITY] != first[IDENTITY]:
-            expected = f"expected the cluster {first[IDENTITY]}, as in other objects"
+        identity = of_cluster or first[IDENTITY]
+        if summary[IDENTITY] != identity:
+            expected = f"expected the cluster {identity}, as the run or other objects name"
             raise PreconditionFailed(f"{key}: {expected}, found {summary[IDENTITY]}. {_ADVICE}")
     if first is None:
         raise UnknownObject("run_id", expected="a plan whose apply has deleted ledgers", found=plan_run_id(run_id))

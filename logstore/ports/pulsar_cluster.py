@@ -159,6 +159,9 @@ class PulsarClusterAccess(Protocol):
     def read_identity(self) -> str:
         """Return the identity that `check` names."""
 
+    def find_existing_ledgers(self, ledger_ids: Collection[int]) -> frozenset[int]:
+        """Return those of the ledgers that exist now. No lease is needed. For errors see `read_identity`."""
+
     def is_bookkeeper_exclusive(self) -> bool:
         """Return whether an operator has stated that nobody but this cluster has ledgers in its BookKeeper."""
 

@@ -81,6 +81,10 @@ class FakePulsarCluster:
         """See the port."""
         return self.check().identity
 
+    def find_existing_ledgers(self, ledger_ids: Collection[int]) -> frozenset[int]:
+        """See the port."""
+        return frozenset(self.ledgers.keys() & set(ledger_ids))
+
     def is_bookkeeper_exclusive(self) -> bool:
         """See the port."""
         return self.is_exclusive

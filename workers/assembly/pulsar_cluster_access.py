@@ -32,6 +32,14 @@ class PulsarClusterOfSettings:
         with cluster.open_reader(parallel_sessions=1) as reader:
             return read_cluster_identity(reader, cluster.ledgers_root)
 
+    def find_existing_ledgers(self, ledger_ids: Collection[int]) -> frozenset[int]:
+        from infra.pulsar.ledger_scan import find_existing_ledgers  # noqa: PLC0415 - start-up time
+        from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings  # noqa: PLC0415 - start-up time
+
+        cluster = pulsar_cluster_from_settings(self._settings)
+        with cluster.open_reader(parallel_sessions=1) as reader:
+            return find_existing_ledgers(reader, cluster.ledgers_root, list(ledger_ids))
+
     def is_bookkeeper_exclusive(self) -> bool:
         return self._settings.pulsar_bookkeeper_exclusive
 

@@ -97,8 +97,22 @@ def test_apply_of_which_only_the_journal_is_left_does_not_go_on(world: World, re
 def test_journal_of_the_catalog_is_used_without_the_bucket(world: World, records: FakeObjectStore) -> None:
     """An undo races with the garbage collection of bookies, and does not wait for a store that it does not need."""
     world.catalog.reconciliation.open_run(_RUN_ID, RunKind.APPLY, claim=_CLAIM, summary=_SUMMARY)
+    world.catalog.cluster_journal.add(_RUN_ID, [journaled(7)])
     records.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.BEFORE, times=9))
     assert READ_BACK not in read_back(world).summary
+
+
+def test_run_that_has_lost_its_journal_gets_it_from_the_bucket(world: World, records: FakeObjectStore) -> None:
+    world.catalog.reconciliation.open_run(_RUN_ID, RunKind.APPLY, claim=_CLAIM, summary=_SUMMARY)
+    key = store(records, 7, identity="77aa/8/9")
+    with pytest.raises(PreconditionFailed, match="expected the cluster 5f0a/1/2, as the run or other objects name"):
+        read_back(world)
+    records.delete([key])
+    read_back(world)
+    assert list_journal(world) == [], "nothing was deleted"
+    store(records, 7, 8)
+    assert READ_BACK not in read_back(world).summary
+    assert list_journal(world) == [journaled(7), journaled(8)]
 
 
 def test_journal_that_was_read_in_part_is_read_again(world: World, records: FakeObjectStore) -> None:

@@ -1,4 +1,4 @@
-"""Two attempts of one page overlap: the earlier one stands still, and wakes up when the later one has deleted."""
+"""Attempts of an apply that overlap with a later attempt, or with an undo: the journal and the counts stay true."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import asdict
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from activities.pulsar import apply_cluster
 from activities.pulsar.inputs_and_results import (
     ApplyClusterPageInput,
     BeginClusterApplyInput,
@@ -14,10 +15,11 @@ from activities.pulsar.inputs_and_results import (
     UndoPageInput,
 )
 from infra.catalog.reconciliation.cluster_journal import SqlClusterJournal
+from logstore.errors import SextonError
 from logstore.ports.catalog import Claim, RunKind
 from logstore.pulsar.plan_jobs import IDENTITY, VerifyClusterJob
 from logstore.reconciliation.finding_files import FindingFiles
-from logstore.reconciliation.findings import CLUSTER_KINDS, RESULT, PlanOrScrubResult
+from logstore.reconciliation.findings import CLUSTER_KINDS, LEFT, RESULT, PlanOrScrubResult
 from tests.activities.activity_world import World, open_activity_world, run
 from tests.fakes import pulsar_cluster
 from tests.workflows.pulsar.cluster_plans import orphan_ledger
@@ -88,3 +90,34 @@ def test_attempt_that_wakes_up_late_makes_the_journal_forget_nothing(
     run(undoing.begin_undo, BeginUndoInput(run_id=_RUN_ID, actor="tests"))
     run(undoing.undo_page, UndoPageInput(run_id=_RUN_ID, actor="tests", after=-1))
     assert sorted(world.cluster.ledgers) == list(_LEDGER_IDS)
+
+
+@pytest.mark.parametrize("cluster", ["the same", "another"])
+def test_deletions_of_an_attempt_that_was_overtaken_are_counted_at_the_end(
+    world: World, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease is lost between two deletions of a page, so that no attempt can store what was deleted."""
+    monkeypatch.setattr(apply_cluster, "MAX_LEDGERS_PER_DELETION", 1)
+    changes: list[int] = []
+
+    def overtake() -> None:
+        changes.append(1)
+        if len(changes) == 3:
+            world.cluster.lease = ("", world.cluster.lease[1] + 1)
+
+    world.cluster.before_change = overtake
+    for _ in range(2):
+        with pytest.raises(SextonError, match="lease"):
+            run(world.activities.cluster_applying.apply_cluster_page, _PAGE)
+    assert sorted(world.cluster.ledgers) == [103]
+    if cluster == "another":
+        world.cluster.replace_cluster()
+    conclude = ConcludeClusterApplyInput(run_id=_RUN_ID, actor="tests", stopped="overtaken", can_go_on=True)
+    concluded = run(world.activities.cluster_applying.conclude_cluster_apply, conclude)
+    if cluster == "another":
+        assert (concluded.counts.applied, concluded.certificate) == ({}, "")
+    else:
+        assert concluded.counts.applied == {"orphan_ledger": 2}
+        assert "0000000002-" in concluded.certificate
+        left = world.catalog.reconciliation.get_run(f"apply-{_RUN_ID}").summary[LEFT]
+        assert left == 1
