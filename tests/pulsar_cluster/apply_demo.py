@@ -9,6 +9,7 @@ from tests.pulsar_cluster.damage import FIRST_PLANTED_ID
 from tests.pulsar_cluster.ledger_entries import read_entries
 from tests.pulsar_cluster.scenario import DamagedCluster
 from tests.pulsar_cluster.traffic import Traffic
+from workers.cli.exit_codes import ExitCode
 from workers.demo.promise_report import PromiseResult
 
 _LIMIT: Final = 3
@@ -57,7 +58,7 @@ def apply_and_undo(
     metrics_after = cluster.read_bookie_metrics()
     kept_entries = read_entries(cluster, undone)
     say("putting the other ledgers back")
-    late_undo = sexton.json("orphans", "undo", run_id)
+    late_undo = sexton.json("orphans", "undo", run_id, code=ExitCode.PARTIAL)
     return {
         "The apply, beside a producer and a consumer": [
             check_dry_run({row["ledger_id"] for row in rows}, orphans, after_dry_run),
@@ -180,6 +181,7 @@ def check_late_undo(undo: Mapping[str, Any], written: set[int]) -> PromiseResult
     """Check the undo of all ledgers. The bookie had entries of `written` before its garbage collection."""
     states = {row["ledger_id"]: (row["znode"], row["data"]) for row in undo["ledgers"]}
     problems = [f"ledger {each}: found {states[each]}" for each in written if states[each] != ("restored", "gone")]
+    problems += [f"ledger {each} is not among the failures" for each in written - {row["id"] for row in undo["failed"]}]
     return PromiseResult.from_problems(
         "an undo after the garbage collection says what is lost",
         problems,

@@ -24,6 +24,7 @@ _LEDGER_KINDS: Final = (FindingKind.ORPHAN_LEDGER.value, FindingKind.UNATTRIBUTE
 def run_demo(home: Path, say: Say) -> ClusterDemoReport:
     """Run the demo in a home. All processes run on at the end."""
     started_s = time.monotonic()
+    say("the demo takes about five minutes")
     with run_damaged_cluster(home, say) as damaged:
         sexton = Inside(home, SEXTON_HOME=str(home), **damaged.cluster.settings())
         say("starting Sexton")
