@@ -115,6 +115,8 @@ def test_dry_run_prints_the_exact_paths_oldest_first(run: Run, planned: PlannedC
         "parts": [],
     }
     assert (answer["applied"], answer["bytes"], answer["left"]) == ({"orphan_ledger": 3}, {"orphan_ledger": 900}, 0)
+    shown = run("orphans", "apply", RUN_ID, "--dry-run").stdout.split()
+    assert [word for word in shown if word.startswith("/ledgers/")] == [row["path"] for row in answer["paths"]]
 
 
 @pytest.mark.parametrize(

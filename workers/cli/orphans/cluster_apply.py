@@ -121,7 +121,7 @@ def preview_cluster_apply(
         "paths": rows,
         "left": len(remaining) - len(rows),
     }
-    table = Answer(document=rows, title="would be removed", columns_below=("owner", "parts"), empty="nothing")
+    table = Answer(document=rows, title="would be removed", columns_below=("path", "owner", "parts"), empty="nothing")
     display = {
         "plan": run.run_id,
         "orphans": len(rows),
