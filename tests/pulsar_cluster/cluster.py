@@ -61,9 +61,12 @@ _CONFIG: Final = {
     "managedLedgerCursorMaxEntriesPerLedger": "5",
     "managedLedgerCursorPositionFlushSeconds": "1",
     "managedLedgerDefaultMarkDeleteRateLimit": "0",
-    # A bookie that collects garbage when it is asked to, in small files, and that tells of it.
+    # A bookie that collects garbage when it is asked to, and that tells of it. It frees space in files that are full,
+    # even if one ledger in them is deleted. So entries are soon written to files, which are small.
     "gcWaitTime": "3600000",
-    "logSizeLimit": "65536",
+    "flushInterval": "1000",
+    "logSizeLimit": "16384",
+    "majorCompactionThreshold": "0.99",
     "httpServerEnabled": "true",
     "httpServerClass": "org.apache.bookkeeper.http.vertx.VertxHttpServer",
     "httpServerHost": LOOPBACK,
