@@ -85,6 +85,7 @@ _CONFIG: Final = {
     "managedLedgerOffloadBucket": OFFLOAD_BUCKET,
     # Nothing that happens by itself.
     "brokerDeleteInactiveTopicsEnabled": "false",
+    "retentionCheckIntervalInSeconds": "86400",  # it trims topics that nobody uses
     "loadBalancerEnabled": "false",
     # A small process that nobody else reaches.
     "bindAddress": LOOPBACK,
