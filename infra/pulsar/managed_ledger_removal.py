@@ -64,6 +64,8 @@ class ManagedLedgerRemoval:
     def remove(self, finding: Finding) -> RemovalResult:
         """Ask the broker that owns the namespace to delete the managed ledger, and look that it is gone.
 
+        A request that a broker could not carry out is sent again after another look. For its errors see `look`.
+
         Raises:
             AdminRequestFailed: There is no answer. The managed ledger may be deleted, now or later.
             StoreUnavailable: The broker confirmed the deletion, and the managed ledger is still there.
@@ -72,6 +74,8 @@ class ManagedLedgerRemoval:
         path = f"/admin/v2/persistent/{format_topic_path(topic_from_managed_ledger(name))}?force=true"
         self._asked_namespaces.update(list_possible_namespaces(name))
         for attempt in range(_ATTEMPTS):
+            if attempt and (reason := self.look(finding).reason):  # its topic may be in use since the last request
+                return RemovalResult(fate=FindingFate.KEPT, reason=reason)
             try:
                 with effect("pulsar.delete_managed_ledger"):
                     self._admin.send("DELETE", path)

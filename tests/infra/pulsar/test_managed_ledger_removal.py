@@ -254,6 +254,26 @@ def test_error_after_a_deletion_that_happened_counts_as_deleted(
     assert changes.remove(_KIND, [finding]) == [_DELETED]
 
 
+@pytest.mark.parametrize("happen", _SURPRISES.values(), ids=_SURPRISES.keys())
+def test_surprise_after_an_error_of_the_broker_sends_no_other_request(
+    world: BrokerWorld, changes: LeasedClusterChanges, happen: Callable[[BrokerWorld], None]
+) -> None:
+    """A deletion by force would not stop at producers and consumers that came meanwhile."""
+    finding = world.plant(_PENDING)
+
+    def fail() -> tuple[int, str]:
+        happen(world)
+        return (500, "{}")
+
+    world.server.answers[make_request(_PENDING)] = fail
+    if happen is _create_anew:
+        assert changes.remove(_KIND, [finding]) == [_DELETED], "the one of the plan is gone"
+    else:
+        with pytest.raises(UnexpectedClusterState, match="a-sub__transaction_pending_ack: expected"):
+            changes.remove(_KIND, [finding])
+    assert world.list_deletions() == [make_request(_PENDING)]
+
+
 def test_confirmation_without_a_deletion_is_looked_at_again(world: BrokerWorld, changes: LeasedClusterChanges) -> None:
     finding = world.plant(_PENDING)
     world.server.answers[make_request(_PENDING)] = (204, "")
