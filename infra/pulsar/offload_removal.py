@@ -53,6 +53,7 @@ class OffloadRemoval:
 
     def look(self, kind: FindingKind, findings: Sequence[Finding]) -> list[RemovalLook]:
         """Return what is left of findings. For errors see `ClusterChanges.look`."""
+        self._require_planned_bucket(findings)
         read = self._read_objects if kind is FindingKind.ORPHAN_OFFLOAD else self._read_uploads
         with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="offloads") as threads:
             looks = [RemovalLook(parts=tuple(parts)) for parts in threads.map(read, findings)]
@@ -91,6 +92,13 @@ class OffloadRemoval:
             raise_if_stopped()
             results.append(_make_result([problem for part in look.parts if (problem := self._abort(part))]))
         return results
+
+    def _require_planned_bucket(self, findings: Sequence[Finding]) -> None:
+        """Raise `UnreadableClusterState` for another bucket: there, each object would seem to be gone."""
+        for finding in findings:
+            if finding.bucket != self._store.bucket:
+                found = f"pulsar_offload_bucket {self._store.bucket}. Correct the setting"
+                raise UnreadableClusterState(f"{finding.key}: expected bucket {finding.bucket}, found {found}")
 
     def _read_objects(self, finding: Finding) -> list[RemovalPart]:
         key = get_offload_key(finding)

@@ -298,6 +298,16 @@ def test_nothing_is_removed_without_the_lease(world: OffloadWorld) -> None:
     assert len(world.list_keys()) == 2
 
 
+def test_other_bucket_than_that_of_the_plan_stops_the_apply_for_now(world: OffloadWorld) -> None:
+    """Nothing of the plan is in it, so that each finding would count as removed by an earlier attempt."""
+    finding = replace(put_pair(world), bucket="planned")
+    with world.open() as changes:
+        for act in (changes.look, changes.remove):
+            with pytest.raises(UnreadableClusterState, match="expected bucket planned, found pulsar_offload_bucket"):
+                act(_OFFLOAD, [finding])
+    assert len(world.list_keys()) == 2
+
+
 def test_cluster_without_a_bucket_is_refused_by_the_name_of_the_setting(world: OffloadWorld) -> None:
     finding = put_pair(world)
     address = replace(world.address, offloads=None)
