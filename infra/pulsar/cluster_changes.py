@@ -19,10 +19,15 @@ from functools import cached_property
 from typing import Final
 
 from infra.pulsar.bookie_reads import BookieConnections, BookieDirectory
-from infra.pulsar.broker_admin import BrokerAdmin
+from infra.pulsar.broker_admin import BrokerAdmin, BrokerAdminAddress
 from infra.pulsar.broker_registrations import list_registered_brokers
 from infra.pulsar.cluster_access import PulsarCluster
-from infra.pulsar.cluster_check import read_cluster_identity
+from infra.pulsar.cluster_check import (
+    find_own_cluster_name,
+    list_possible_cluster_names,
+    read_cluster_identity,
+    require_admin_api_of_cluster,
+)
 from infra.pulsar.cluster_lease import ClusterLease
 from infra.pulsar.ledger_changes import LedgerChanges
 from infra.pulsar.ledger_scan import find_existing_ledgers
@@ -212,11 +217,19 @@ class RemovalsByKind:
             expected = "the admin API of a broker or proxy, as http://broker:8080"
             raise InvalidInput("pulsar_admin_url", expected=expected, found="nothing")
         try:
-            brokers = list_registered_brokers(self._reader)
+            admin = self._open_admin_api(self._cluster.admin)
         except UnreadableMetadata as error:
             raise UnreadableClusterState(f"cluster: expected brokers that a request may go to. {error}") from error
-        admin = BrokerAdmin(self._cluster.admin, brokers)
         return ManagedLedgerRemoval(admin, self._reader, self._owners, self._shadow_topics)
+
+    def _open_admin_api(self, address: BrokerAdminAddress) -> BrokerAdmin:
+        """Raise `InvalidInput` for the API of another cluster, which may have a topic of the same name in use."""
+        brokers = list_registered_brokers(self._reader)
+        admin, own_name = BrokerAdmin(address, brokers), find_own_cluster_name(self._reader, brokers)
+        with self._cluster.open_configuration_reader(parallel_sessions=1) as configuration:
+            possible_names = list_possible_cluster_names(configuration, own_name)
+        require_admin_api_of_cluster(admin, brokers, possible_names)
+        return admin
 
     def look(self, kind: FindingKind, findings: Sequence[Finding]) -> list[RemovalLook]:
         if kind is FindingKind.ORPHAN_MANAGED_LEDGER:

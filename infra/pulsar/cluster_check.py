@@ -1,7 +1,7 @@
 """Check of what a plan needs of a cluster, and the cluster's identity."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,6 +73,11 @@ def list_cluster_names(reader: ZnodeReader) -> list[str]:
     return [name for name in names or () if name != _GLOBAL]
 
 
+def list_possible_cluster_names(configuration: ZnodeReader, own_name: str) -> list[str]:
+    """Return the name that the brokers say, or else the clusters that the configuration store knows."""
+    return [own_name] if own_name else list_cluster_names(configuration)
+
+
 def find_own_cluster_name(reader: ZnodeReader, brokers: Collection[RegisteredBroker]) -> str:
     """Return the cluster of the registered brokers, or "" if its brokers do not say it in ZooKeeper.
 
@@ -84,6 +89,24 @@ def find_own_cluster_name(reader: ZnodeReader, brokers: Collection[RegisteredBro
     listed = reader.list_children([f"{_OWNED_BUNDLES}/{name}" for name in names or ()])
     own_names = [path.rpartition("/")[2] for path, children in listed if broker_ids & set(children or ())]
     return own_names[0] if len(own_names) == 1 else ""
+
+
+def require_admin_api_of_cluster(
+    admin: BrokerAdmin, brokers: Collection[RegisteredBroker], possible_names: Sequence[str]
+) -> None:
+    """Raise `InvalidInput` if the admin API is that of another cluster. For other errors see `BrokerAdmin`.
+
+    `brokers` are those of the cluster. If the cluster has several possible names, only names are compared.
+    """
+    clusters = set(map(str, admin.read_json("/admin/v2/clusters", list)))
+    if not clusters.intersection(possible_names):
+        expected = f"the API of cluster {' or '.join(possible_names) or '(no name)'}"
+        raise InvalidInput("pulsar_admin_url", expected=expected, found=f"clusters {', '.join(sorted(clusters))}")
+    if len(possible_names) == 1:
+        active = admin.read_json(f"/admin/v2/brokers/{possible_names[0]}", list)
+        if not {broker.id for broker in brokers}.intersection(map(str, active)):
+            expected = f"the API of a broker in /{BROKERS}"
+            raise InvalidInput("pulsar_admin_url", expected=expected, found=f"brokers {active}")
 
 
 def read_cluster_identity(reader: ZnodeReader, ledgers_root: str) -> str:
@@ -142,9 +165,8 @@ class _ClusterProbe:
 
     @cached_property
     def possible_names(self) -> list[str]:
-        """The cluster's name if the brokers say it, or else the clusters that the configuration store knows."""
         configuration = self.reader if isinstance(self.configuration, SextonError) else self.configuration
-        return [self.own_name] if self.own_name else list_cluster_names(configuration)
+        return list_possible_cluster_names(configuration, self.own_name)
 
     @property
     def name(self) -> str:
@@ -248,16 +270,7 @@ class _ClusterProbe:
             raise InvalidInput("pulsar_admin_url", expected="a ready broker", found=answer)
         for broker in self.brokers:  # raises if the broker has no address with this scheme
             self.admin.choose_url(broker)
-        clusters = self.admin.read_json("/admin/v2/clusters", list)
-        if not set(self.possible_names) & set(clusters):
-            expected = f"the API of cluster {' or '.join(self.possible_names) or '(no name)'}"
-            raise InvalidInput("pulsar_admin_url", expected=expected, found=f"clusters {', '.join(map(str, clusters))}")
-        own_ids = {broker.id for broker in self.brokers}
-        if self.name in clusters:
-            active = self.admin.read_json(f"/admin/v2/brokers/{self.name}", list)
-            if not own_ids & set(map(str, active)):
-                expected = f"the API of a broker in /{BROKERS}"
-                raise InvalidInput("pulsar_admin_url", expected=expected, found=f"brokers {active}")
+        require_admin_api_of_cluster(self.admin, self.brokers, self.possible_names)
         return f"ready, Pulsar {self.admin.read_text('/admin/v2/brokers/version')}"
 
     def check_offloads(self) -> str:

@@ -29,7 +29,7 @@ from tests.faults.cluster_jobs import ClusterJobs, free_lease_or_holder
 from tests.faults.failpoint_hits import hits
 from tests.infra.coordination.conftest import zookeeper
 from tests.infra.pulsar.conftest import cluster, ensemble, reader
-from tests.infra.pulsar.fake_admin import serve_admin
+from tests.infra.pulsar.fake_admin import CLUSTER_ANSWERS, CLUSTER_ZNODES, serve_admin
 from tests.infra.pulsar.offloads import CLUSTER, begin_upload, create_offload_bucket, put_objects
 from tests.infra.pulsar.planted_orphans import (
     CURSOR,
@@ -268,6 +268,8 @@ def removable(
     write(cluster, "ledgers/INSTANCEID", b"5f0a")
     write(cluster, "admin/policies/t/ns", b"{}")
     write(cluster, _OTHER_PATH[1:], wire.managed_ledger([1]))
+    for path, value in CLUSTER_ZNODES.items():
+        write(cluster, path, value)
     bucket = create_offload_bucket(servers)
     store = open_offload_store(bucket)
     put_objects(store, OffloadKey(_OTHER_KEY[:36], 9))
@@ -278,9 +280,8 @@ def removable(
     verifier = OffloadVerifier(store, reader, cluster=CLUSTER, before_us=store.read_clock_us() + 3_600_000_000)
     findings = [*verifier.verify(candidates).findings, *map(partial(plant_managed_ledger, cluster), ("x-s", "y-s"))]
     findings.insert(3, plant_orphan(cluster, 101, _GONE))
-    with serve_admin(
-        {make_deletion(path): partial(answer_deletion, cluster, path) for path in _list_pending(findings)}
-    ) as admin:
+    deletions = {make_deletion(path): partial(answer_deletion, cluster, path) for path in _list_pending(findings)}
+    with serve_admin({**CLUSTER_ANSWERS, **deletions}) as admin:
         jobs = ClusterJobs(tmp_path / "sexton", ensemble.hosts, offloads=bucket, admin_url=admin.url)
         jobs.publish_plan(findings, ledgers=10)
         yield RemovableWorld(jobs=jobs, client=cluster, store=store, findings=findings)

@@ -5,8 +5,8 @@ Until then an undo puts the znodes back. Invariant: the catalog and the records 
 znode before it is deleted, and the deletion names the version of the znode and of its owner. Of all jobs that know the
 cluster, only the one with the cluster's lease deletes anything. With `include_irreversible` the apply also destroys
 objects and uploads of offloads, and managed ledgers through the admin API, which no undo puts back. The journal says
-what was there. To stop the apply for a while, pause it. To stop it for
-good, terminate it. If you apply the same plan again, the new apply continues where the old one ended.
+what was there. To stop the apply for a while, pause it. To stop it for good, terminate it. If you apply the same plan
+again, the new apply continues where the old one ended.
 
 1. Begin: check that the plan is complete and of this catalog, that the cluster is the same one, and that no more
    ledgers than allowed would go. If a guard refuses, the apply completes with the refusal as its result.

@@ -23,7 +23,7 @@ from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from tests.fakes.pulsar_cluster import FakePulsarCluster
 from tests.infra.coordination.conftest import zookeeper
 from tests.infra.pulsar.conftest import cluster, ensemble, reader
-from tests.infra.pulsar.fake_admin import FakeAdmin, serve_admin
+from tests.infra.pulsar.fake_admin import CLUSTER_ANSWERS, CLUSTER_ZNODES, FakeAdmin, serve_admin
 from tests.infra.pulsar.offloads import CLUSTER, begin_upload, create_offload_bucket, put_objects, state
 from tests.infra.pulsar.planted_orphans import write
 from tests.logstore.pulsar import wire
@@ -102,6 +102,8 @@ class RealRemovals:
         write(client, "ledgers/INSTANCEID", b"5f0a")
         write(client, "managed-ledgers")
         write(client, "admin/policies/t/ns", b"{}")
+        for path, value in CLUSTER_ZNODES.items():
+            write(client, path, value)
 
     def plant(self, kind: FindingKind, number: int) -> Finding:
         if kind is _MANAGED_LEDGER:
@@ -177,7 +179,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemovalWor
     options: EnsembleOptions = request.getfixturevalue("ensemble")
     stack: StackAddresses = request.getfixturevalue("servers")
     bucket = create_offload_bucket(stack)
-    with serve_admin() as admin:
+    with serve_admin(CLUSTER_ANSWERS) as admin:
         settings = Settings(
             home=tmp_path,
             pulsar_zookeeper=options.hosts,

@@ -17,6 +17,17 @@ RECORDED: Final[Mapping[str, Mapping[str, Any]]] = json.loads(
 )
 """Answers of a real broker by path, as `FakeAdmin.answers` has them: with all topics loaded, and with one unloaded."""
 
+CLUSTER_ANSWERS: Final[Mapping[str, Any]] = {
+    "/admin/v2/clusters": ["standalone"],
+    "/admin/v2/brokers/standalone": ["127.0.0.1:8080"],
+}
+"""Answers of a broker of the cluster that `CLUSTER_ZNODES` describe."""
+
+CLUSTER_ZNODES: Final[Mapping[str, bytes]] = {
+    "admin/clusters/standalone": b"{}",
+    "loadbalance/brokers/127.0.0.1:8080": b'{"webServiceUrl": "http://127.0.0.1:8080"}',
+}
+
 NOT_FOUND: Final = (404, '{"reason":"Topic not found"}')
 
 

@@ -20,7 +20,7 @@ from logstore.errors import InvalidInput, StoreUnavailable, UnexpectedClusterSta
 from logstore.ports.pulsar_cluster import RemovalLook, RemovalResult
 from logstore.pulsar.orphan_managed_ledgers import ManagedLedgerVerdict
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
-from tests.infra.pulsar.fake_admin import FakeAdmin, Redirect, serve_admin
+from tests.infra.pulsar.fake_admin import CLUSTER_ANSWERS, CLUSTER_ZNODES, FakeAdmin, Redirect, serve_admin
 from tests.infra.pulsar.planted_orphans import read_tree, write
 from tests.logstore.pulsar import wire
 
@@ -79,7 +79,9 @@ def world(cluster: KazooClient, ensemble: EnsembleOptions, monkeypatch: pytest.M
     write(cluster, "ledgers/INSTANCEID", b"5f0a")
     write(cluster, "admin/policies/t/ns", b"{}")
     write(cluster, "managed-ledgers")
-    with serve_admin() as server:
+    for path, value in CLUSTER_ZNODES.items():
+        write(cluster, path, value)
+    with serve_admin(CLUSTER_ANSWERS) as server:
         address = PulsarCluster(zookeeper=ensemble.hosts, session_timeout_s=4, admin=BrokerAdminAddress(url=server.url))
         yield BrokerWorld(client=cluster, server=server, address=address)
 
@@ -294,6 +296,19 @@ def test_nothing_is_sent_without_the_lease(world: BrokerWorld, changes: LeasedCl
         pass
     with pytest.raises(LeaseLost):
         changes.remove(_KIND, [finding])
+    assert not world.list_deletions()
+
+
+@pytest.mark.parametrize("path", CLUSTER_ANSWERS)
+def test_nothing_is_sent_to_the_admin_api_of_another_cluster(
+    world: BrokerWorld, changes: LeasedClusterChanges, path: str
+) -> None:
+    """A topic of the same name may be in use there."""
+    finding = world.plant(_PENDING)
+    world.server.answers[path] = ["other"]
+    for act in (changes.look, changes.remove):
+        with pytest.raises(InvalidInput, match=r"pulsar_admin_url: expected the API of .* found .*other"):
+            act(_KIND, [finding])
     assert not world.list_deletions()
 
 
