@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import Final
 
@@ -68,6 +69,11 @@ def _print(text: str) -> None:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)  # threads of Pulsar's client abort the process at an ordinary exit, if their broker was killed
+    code = 1
+    try:
+        code = main()
+    except Exception:  # noqa: BLE001 - Python itself would print it at the exit that is skipped here
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)  # threads of Pulsar's client abort the process at an ordinary exit, if their broker was killed

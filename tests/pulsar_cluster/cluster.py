@@ -7,11 +7,13 @@ another address than the loopback.
 import json
 import re
 import shutil
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -46,6 +48,7 @@ _CONFIG_FILE: Final = "pulsar.conf"
 _START_TIMEOUT_S: Final = 240.0  # 10 s on an idle machine
 _STOP_TIMEOUT_S: Final = 20.0
 _ADMIN_TIMEOUT_S: Final = 120.0  # a busy machine
+_PAUSE_S: Final = 0.2  # before a request is repeated
 _GARBAGE_COLLECTIONS: Final = "bookie_MAJOR_COMPACTION_TOTAL"  # the last step of a collection that was asked for
 
 _METRIC: Final = re.compile(r"^(bookie_[A-Z_]+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
@@ -242,19 +245,26 @@ class RealCluster:
     ) -> Any:
         """Send a request to the admin API, below `/admin/v2` unless the path begins with a slash. Return its JSON.
 
-        An expected error has the answer `None`.
+        An expected error has the answer `None`. A read that fails in the broker is repeated: while a killed broker
+        still owns topics, the next broker cannot answer.
         """
         url = f"{self.admin_url}{path}" if path.startswith("/") else f"{self.admin_url}/admin/v2/{path}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})  # noqa: S310
-        try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as response:  # noqa: S310
-                content = response.read()
-        except urllib.error.HTTPError as error:
-            if error.code in expected_errors:
-                return None
-            raise RuntimeError(f"{method} {url}: {error.code} {error.read()[:300]!r}") from error
-        return json.loads(content) if content else None
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=timeout_s) as response:  # noqa: S310
+                    content = response.read()
+            except urllib.error.HTTPError as error:
+                if error.code in expected_errors:
+                    return None
+                is_repeated = method == "GET" and error.code >= HTTPStatus.INTERNAL_SERVER_ERROR
+                if is_repeated and time.monotonic() < deadline_s:
+                    time.sleep(_PAUSE_S)
+                    continue
+                raise RuntimeError(f"{method} {url}: {error.code} {error.read()[:300]!r}") from error
+            return json.loads(content) if content else None
 
     def collect_garbage(self) -> None:
         """Let the bookie forget ledgers without metadata, and give their space back. It does so by itself rarely."""
