@@ -27,7 +27,7 @@ from logstore.ports.catalog import (
 from logstore.ports.object_storage import ObjectInfo, OwnedStore, object_keys
 from logstore.pulsar.plan_jobs import IDENTITY
 from logstore.pulsar.znode_names import format_ledger_path
-from logstore.reconciliation.findings import RESULT, ApplyCounts, FindingKind, plan_run_id
+from logstore.reconciliation.findings import RESULT, ApplyCounts, FindingKind, apply_counts, plan_run_id
 from logstore.reconciliation.services.run_checks import find_run
 from logstore.stop_checks import raise_if_stopped
 
@@ -116,7 +116,8 @@ def find_or_read_back_apply(
     """
     run = find_run(runs, run_id)
     if run is not None and (run.finished_us is not None or READ_BACK not in run.summary):
-        if not journal.list_ledgers(run_id, after=-1, limit=1) and copies.has_copies(run_id):
+        is_empty = not journal.list_ledgers(run_id, after=-1, limit=1)
+        if is_empty and _may_have_deleted(run) and copies.has_copies(run_id):
             _require_one_apply(copies, run_id, of_cluster=run.summary[IDENTITY])
             _read_back_journal(journal, copies, run_id)
         return run
@@ -126,6 +127,11 @@ def find_or_read_back_apply(
     result = asdict(ApplyCounts(applied={FindingKind.ORPHAN_LEDGER.value: ledgers_read}))
     runs.close_run(run_id, {**run.summary, RESULT: result})
     return runs.get_run(run_id)
+
+
+def _may_have_deleted(run: ReconciliationRun) -> bool:
+    """Return whether a journal was lost if it is empty: it forgets ledgers that stay, and the copies keep them."""
+    return RESULT not in run.summary or FindingKind.ORPHAN_LEDGER.value in apply_counts(run.summary).applied
 
 
 def _read_back_journal(journal: ClusterJournal, copies: JournalCopies, run_id: str) -> int:

@@ -15,7 +15,7 @@ from activities.pulsar.inputs_and_results import (
     UndoPageInput,
 )
 from infra.catalog.reconciliation.cluster_journal import SqlClusterJournal
-from logstore.errors import SextonError
+from logstore.errors import SextonError, UnknownObject
 from logstore.ports.catalog import Claim, RunKind
 from logstore.pulsar.plan_jobs import IDENTITY, VerifyClusterJob
 from logstore.reconciliation.finding_files import FindingFiles
@@ -121,3 +121,14 @@ def test_deletions_of_an_attempt_that_was_overtaken_are_counted_at_the_end(
         assert "0000000002-" in concluded.certificate
         left = world.catalog.reconciliation.get_run(f"apply-{_RUN_ID}").summary[LEFT]
         assert left == 1
+
+
+def test_undo_of_an_apply_that_has_deleted_nothing_creates_nothing(world: World) -> None:
+    """The journal has forgotten the ledgers, and its copies in the records bucket still have them."""
+    world.cluster.referenced = {101}
+    page = run(world.activities.cluster_applying.apply_cluster_page, _PAGE)
+    conclude = ConcludeClusterApplyInput(run_id=_RUN_ID, actor="tests", stopped=page.stopped)
+    run(world.activities.cluster_applying.conclude_cluster_apply, conclude)
+    world.cluster.ledgers.clear()  # a broker deletes their topics
+    with pytest.raises(UnknownObject, match="expected a plan whose apply has deleted ledgers"):
+        run(world.activities.cluster_undoing.begin_undo, BeginUndoInput(run_id=_RUN_ID, actor="tests"))
