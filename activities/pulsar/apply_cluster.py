@@ -290,6 +290,7 @@ class ApplyClusterActivities:
             include_unconfirmed=request.include_unconfirmed,
             include_irreversible=request.include_irreversible,
             has_offload_bucket=self._cluster.has_offload_bucket(),
+            is_offload_bucket_exclusive=self._cluster.is_offload_bucket_exclusive(),
             has_admin_api=self._cluster.has_admin_api(),
         )
 

@@ -22,6 +22,7 @@ _UNCONFIRMED: Final = "only a broker could rule a reference out"
 _UNCONFIRMED_UPLOAD: Final = "it does not state its cluster; --include-unconfirmed aborts it"
 _IRREVERSIBLE: Final = "no undo puts it back; --include-irreversible removes it"
 _NO_BUCKET: Final = "the setting pulsar_offload_bucket is empty"
+_SHARED_BUCKET: Final = "the setting pulsar_offload_bucket_exclusive is false"
 _NO_ADMIN_API: Final = "the setting pulsar_admin_url is empty"
 
 
@@ -32,6 +33,7 @@ class RemovalScope:
     include_unconfirmed: bool = False
     include_irreversible: bool = False
     has_offload_bucket: bool = False
+    is_offload_bucket_exclusive: bool = False
     has_admin_api: bool = False
 
     @property
@@ -44,8 +46,11 @@ class RemovalScope:
             return _IRREVERSIBLE
         if finding.kind is FindingKind.ORPHAN_MANAGED_LEDGER and not self.has_admin_api:
             return _NO_ADMIN_API
-        if finding.kind in {FindingKind.ORPHAN_OFFLOAD, FindingKind.ABANDONED_UPLOAD} and not self.has_offload_bucket:
-            return _NO_BUCKET
+        if finding.kind in {FindingKind.ORPHAN_OFFLOAD, FindingKind.ABANDONED_UPLOAD}:
+            if not self.has_offload_bucket:
+                return _NO_BUCKET
+            if not self.is_offload_bucket_exclusive:
+                return _SHARED_BUCKET
         if self.include_unconfirmed or is_confirmed(finding, plan):
             return ""
         return _UNCONFIRMED_UPLOAD if finding.kind is FindingKind.ABANDONED_UPLOAD else _UNCONFIRMED

@@ -51,6 +51,9 @@ from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from logstore.stop_checks import raise_if_stopped
 
+_DELETION_TIMEOUT_S: Final = 120.0
+"""A broker deletes all ledgers and offloads of a managed ledger before it answers."""
+
 _MAX_LOOKS: Final = 5
 """Looks before one request of a deletion, while owners of its ledgers change."""
 
@@ -225,7 +228,10 @@ class RemovalsByKind:
     def _open_admin_api(self, address: BrokerAdminAddress) -> BrokerAdmin:
         """Raise `InvalidInput` for the API of another cluster, which may have a topic of the same name in use."""
         brokers = list_registered_brokers(self._reader)
-        admin, own_name = BrokerAdmin(address, brokers), find_own_cluster_name(self._reader, brokers)
+        admin, own_name = (
+            BrokerAdmin(address, brokers, timeout_s=_DELETION_TIMEOUT_S),
+            find_own_cluster_name(self._reader, brokers),
+        )
         with self._cluster.open_configuration_reader(parallel_sessions=1) as configuration:
             possible_names = list_possible_cluster_names(configuration, own_name)
         require_admin_api_of_cluster(admin, brokers, possible_names)

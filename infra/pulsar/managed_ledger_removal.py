@@ -31,6 +31,7 @@ _NAMELESS: Final = "the admin API has no topic with its name, as of topics of Pu
 _OWNED: Final = "a broker owns its namespace, so that nothing shows whether somebody uses it"
 _SHADOW: Final = "it lists ledgers of another topic, which a deletion through a broker would delete"
 _SERVER_ERRORS: Final = 500
+_TOO_MANY_REQUESTS: Final = 429
 _REFUSED: Final = {401, 403}
 _ATTEMPTS: Final = 3
 
@@ -84,7 +85,7 @@ class ManagedLedgerRemoval:
                     break
                 if error.status is None:
                     raise
-                if error.status < _SERVER_ERRORS or attempt == _ATTEMPTS - 1:
+                if not _can_pass(error.status) or attempt == _ATTEMPTS - 1:
                     return _make_refused_result(error.status, error)
             else:
                 if self._exists(finding):
@@ -139,9 +140,14 @@ class ManagedLedgerRemoval:
                 raise UnexpectedClusterState(f"/{path}: expected no shadow topic, found /{fact.path}")
 
 
+def _can_pass(status: int) -> bool:
+    """Return whether a broker may carry the same request out later."""
+    return status >= _SERVER_ERRORS or status == _TOO_MANY_REQUESTS
+
+
 def _make_refused_result(status: int, error: AdminRequestFailed) -> RemovalResult:
     """Return the result of a request that a broker has answered, and not carried out."""
-    is_final = status < _SERVER_ERRORS and status not in _REFUSED
+    is_final = not _can_pass(status) and status not in _REFUSED
     fate = FindingFate.KEPT if is_final else FindingFate.FAILED
     return RemovalResult(fate=fate, reason=f"a broker does not delete it: {error}")
 

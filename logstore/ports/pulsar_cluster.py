@@ -153,6 +153,9 @@ class PulsarClusterAccess(Protocol):
     def has_offload_bucket(self) -> bool:
         """Return whether the settings name the bucket of offloads."""
 
+    def is_offload_bucket_exclusive(self) -> bool:
+        """Return whether an operator has stated that nobody but this cluster has offloads in that bucket."""
+
     def has_admin_api(self) -> bool:
         """Return whether the settings name the admin API of a broker."""
 

@@ -30,6 +30,7 @@ class FakePulsarCluster:
         """Begin with a cluster of which all is well."""
         self.result = ClusterCheck(cluster="east", identity=IDENTITY, capabilities=())
         self.has_bucket = False
+        self.is_bucket_exclusive = True
         self.has_api = False
         self.errors: list[Exception] = []  # of the next calls
         self.ledgers: dict[int, bytes] = {}
@@ -72,6 +73,10 @@ class FakePulsarCluster:
     def has_offload_bucket(self) -> bool:
         """See the port."""
         return self.has_bucket
+
+    def is_offload_bucket_exclusive(self) -> bool:
+        """See the port."""
+        return self.is_bucket_exclusive
 
     def has_admin_api(self) -> bool:
         """See the port."""

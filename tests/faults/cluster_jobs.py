@@ -202,6 +202,7 @@ class ClusterJobs:
             more = {
                 "pulsar_admin_url": self.admin_url,
                 "pulsar_offload_bucket": bucket.bucket,
+                "pulsar_offload_bucket_exclusive": True,
                 "pulsar_offload_endpoint": bucket.endpoint,
                 "pulsar_offload_region": bucket.region,
                 "pulsar_offload_access_key": SecretStr(bucket.access_key),

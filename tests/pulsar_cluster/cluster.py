@@ -228,6 +228,7 @@ class RealCluster:
             "SEXTON_PULSAR_ADMIN_URL": self.admin_url,
             "SEXTON_PULSAR_BOOKKEEPER_EXCLUSIVE": "true",
             "SEXTON_PULSAR_OFFLOAD_BUCKET": OFFLOAD_BUCKET,
+            "SEXTON_PULSAR_OFFLOAD_BUCKET_EXCLUSIVE": "true",
             "SEXTON_PULSAR_OFFLOAD_ENDPOINT": self.storage.s3,
             "SEXTON_PULSAR_OFFLOAD_REGION": self.storage.region,
             "SEXTON_PULSAR_OFFLOAD_ACCESS_KEY": self.storage.access_key,

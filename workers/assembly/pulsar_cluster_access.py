@@ -21,6 +21,9 @@ class PulsarClusterOfSettings:
     def has_offload_bucket(self) -> bool:
         return bool(self._settings.pulsar_offload_bucket)
 
+    def is_offload_bucket_exclusive(self) -> bool:
+        return self._settings.pulsar_offload_bucket_exclusive
+
     def has_admin_api(self) -> bool:
         return bool(self._settings.pulsar_admin_url)
 

@@ -84,6 +84,7 @@ SERVICE_SETTINGS = frozenset({
     "pulsar_admin_token_file",
     "pulsar_admin_ca_file",
     "pulsar_offload_bucket",
+    "pulsar_offload_bucket_exclusive",
     "pulsar_offload_endpoint",
     "pulsar_offload_region",
     "pulsar_offload_access_key",
@@ -170,6 +171,9 @@ class Settings(BaseModel):
     pulsar_admin_token_file: File = ""  # token for pulsar_admin_url, read for each request; executors need it, too
     pulsar_admin_ca_file: File = ""  # authorities for the brokers' TLS certificates; executors need it, too
     pulsar_offload_bucket: Bucket = ""  # bucket of offloaded ledgers; empty: none, or not to be checked
+    pulsar_offload_bucket_exclusive: bool = (
+        False  # set it if no other cluster has offloads in this bucket; an apply that removes offloads needs it
+    )
     pulsar_offload_endpoint: WebAddress = ""  # empty: Amazon S3
     pulsar_offload_region: Word = "us-east-1"  # region of pulsar_offload_bucket
     pulsar_offload_access_key: SecretStr = SecretStr("")  # empty: the usual sources of AWS credentials

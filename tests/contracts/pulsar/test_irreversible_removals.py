@@ -186,6 +186,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemovalWor
             pulsar_bookkeeper_exclusive=True,
             pulsar_admin_url=admin.url,
             pulsar_offload_bucket=bucket.bucket,
+            pulsar_offload_bucket_exclusive=True,
             pulsar_offload_endpoint=bucket.endpoint,
             pulsar_offload_region=bucket.region,
             pulsar_offload_access_key=SecretStr(bucket.access_key),

@@ -231,6 +231,7 @@ def test_name_that_the_admin_api_does_not_have_is_kept(
         (401, FindingFate.FAILED, 1),
         (403, FindingFate.FAILED, 1),
         (500, FindingFate.FAILED, 3),
+        (429, FindingFate.FAILED, 3),
     ],
 )
 def test_answer_of_a_broker_that_does_not_delete_becomes_the_fate(

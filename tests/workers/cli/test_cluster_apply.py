@@ -140,6 +140,7 @@ def planned_mixture(services: FakeCommandServices, tmp_path: Path) -> PlannedClu
         "SEXTON_PULSAR_ZOOKEEPER": "127.0.0.1:1",
         "SEXTON_PULSAR_BOOKKEEPER_EXCLUSIVE": "true",
         "SEXTON_PULSAR_OFFLOAD_BUCKET": "tiered",
+        "SEXTON_PULSAR_OFFLOAD_BUCKET_EXCLUSIVE": "true",
         "SEXTON_PULSAR_ADMIN_URL": "http://127.0.0.1:1",
     }
     services.log.catalog = planned.catalog

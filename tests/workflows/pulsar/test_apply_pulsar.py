@@ -273,6 +273,16 @@ async def test_kinds_that_no_setting_reaches_are_kept_by_the_name_of_the_setting
     assert not is_finished(house)
 
 
+async def test_offloads_in_a_bucket_that_others_may_use_are_kept(house: WorkflowHarness) -> None:
+    """Another cluster of the same name would look like an orphan."""
+    await planned_mixture(house, [], _OTHERS)
+    house.world.cluster.is_bucket_exclusive = False
+    result = await apply_to_its_end(house, **_EVERYTHING)
+    assert result.done.skipped == {"the setting pulsar_offload_bucket_exclusive is false": 2}
+    assert result.done.applied == {"orphan_managed_ledger": 1}
+    assert not is_finished(house)
+
+
 async def test_limit_counts_all_kinds_oldest_first(house: WorkflowHarness) -> None:
     """The offload and the upload are older than the managed ledger, which is older than the ledger."""
     await planned_mixture(house, [101], _OTHERS)

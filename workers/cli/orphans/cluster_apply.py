@@ -102,6 +102,7 @@ def preview_cluster_apply(
         include_unconfirmed=include_unconfirmed,
         include_irreversible=include_irreversible,
         has_offload_bucket=bool(context.settings.pulsar_offload_bucket),
+        is_offload_bucket_exclusive=context.settings.pulsar_offload_bucket_exclusive,
         has_admin_api=bool(context.settings.pulsar_admin_url),
     )
     remaining: list[tuple[int, Finding]] = []
