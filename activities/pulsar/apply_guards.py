@@ -19,7 +19,7 @@ def require_apply_allowed(
     """Return the shadow topics, each of which an apply reads before a deletion.
 
     Raises:
-        PreconditionFailed: Others may have ledgers in the BookKeeper, too many ledgers would go, or there are more
+        PreconditionFailed: Others may have ledgers in the BookKeeper, too many ledgers or offloads would go, or there are more
             shadow topics than a plan names.
     """
     if not is_bookkeeper_exclusive:
@@ -30,9 +30,10 @@ def require_apply_allowed(
     orphans = plan.findings[FindingKind.ORPHAN_LEDGER.value]
     if FindingKind.ORPHAN_MANAGED_LEDGER in scope.kinds:  # a broker deletes their ledgers with them
         orphans += sum(finding.objects for _, finding in files.iterate_findings(FindingKind.ORPHAN_MANAGED_LEDGER))
-    plausibility_guards.check_orphan_share(
-        {FindingKind.ORPHAN_LEDGER.value: orphans}, plan.ledgers - orphans, max_orphan_share
-    )
+    weighed = {FindingKind.ORPHAN_LEDGER.value: orphans}
+    if FindingKind.ORPHAN_OFFLOAD in scope.kinds:  # many, if the metadata are older than the objects
+        weighed[FindingKind.ORPHAN_OFFLOAD.value] = plan.findings[FindingKind.ORPHAN_OFFLOAD.value]
+    plausibility_guards.check_orphan_share(weighed, max(0, plan.ledgers - orphans), max_orphan_share)
     return _find_shadow_topics(files)
 
 

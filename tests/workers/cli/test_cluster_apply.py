@@ -175,10 +175,12 @@ def test_dry_run_leaves_out_what_no_setting_reaches(
     assert [row["kind"] for row in answer["paths"]] == ["orphan_ledger"]
 
 
-def test_ledgers_of_orphan_managed_ledgers_count_for_the_share(run: Run, planned_mixture: PlannedCluster) -> None:
+def test_offloads_and_ledgers_of_orphan_managed_ledgers_count_for_the_share(
+    run: Run, planned_mixture: PlannedCluster
+) -> None:
     share = ("--max-orphan-share", "0.02", "--include-irreversible")
     answer = document(run("orphans", "apply", RUN_ID, "--dry-run", "--json", *share), 3)
-    assert "3 of 100 ledgers would go" in answer["error"]["message"]
+    assert "4 of 101 ledgers would go: 3 orphan_ledger, 1 orphan_offload" in answer["error"]["message"]
 
 
 def test_failed_removals_are_named_with_exit_code_5(
