@@ -19,8 +19,8 @@ def require_apply_allowed(
     """Return the shadow topics, each of which an apply reads before a deletion.
 
     Raises:
-        PreconditionFailed: Others may have ledgers in the BookKeeper, too many ledgers or offloads would go, or there are more
-            shadow topics than a plan names.
+        PreconditionFailed: Others may have ledgers in the BookKeeper, too many ledgers or offloads would go, or there
+            are more shadow topics than a plan names.
     """
     if not is_bookkeeper_exclusive:
         raise PreconditionFailed(
