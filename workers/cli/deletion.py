@@ -85,10 +85,16 @@ def _make_intent_display_row(row: dict[str, Any]) -> dict[str, object]:
 
 
 WorkflowId = Annotated[
-    str, typer.Argument(metavar="WORKFLOW_ID", help="delete-ledgers/… or apply-orphans/…, as `workflow list` shows it.")
+    str,
+    typer.Argument(
+        metavar="WORKFLOW_ID", help="delete-ledgers/…, apply-orphans/… or apply-pulsar/…, as `workflow list` shows it."
+    ),
 ]
 Rate = Annotated[
-    int | None, typer.Argument(metavar="[N]", help="Objects a second for the whole batch; 0 is unlimited.")
+    int | None,
+    typer.Argument(
+        metavar="[N]", help="Objects a second for the whole batch, or ledgers of apply-pulsar/…; 0 is unlimited."
+    ),
 ]
 _EXAMPLE_ID = "delete-ledgers/1-8c1d5f0e9a3b"
 

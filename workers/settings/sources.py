@@ -209,6 +209,8 @@ def _describe_validation_rule(name: str, error: Mapping[str, Any]) -> str:
             return str(error["ctx"]["expected"])
         case "string_type":
             return "text"
+        case "bool_parsing" | "bool_type":
+            return "true or false"
     rules = Settings.model_fields[name].metadata
     is_duration = any(isinstance(rule, PlainSerializer) for rule in rules)
     minimum = max((rule.ge for rule in rules if hasattr(rule, "ge")), default=0)

@@ -6,11 +6,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pyarrow.parquet as pq
 import pytest
 
-from activities.reconciliation.apply_preview import ApplyPreviewResult
+from activities.reconciliation.apply_preview import ApplyPreview, ApplyPreviewResult
 from logstore.errors import PreconditionFailed
 from logstore.ports.catalog import Claim, RunKind
 from logstore.positions import LedgerId
@@ -112,7 +113,8 @@ def asked(services: FakeCommandServices, tmp_path: Path) -> Asked:
     """Stands behind catalog and client."""
     made = Asked(tmp_path / "bulk")
     services.log.catalog.reconciliation = made.runs
-    preview = SimpleNamespace(preview=lambda _run_id, _on_progress: made.preview)
+    preview = create_autospec(ApplyPreview, instance=True)
+    preview.preview_apply.side_effect = lambda _run_id, _on_progress: made.preview
     services.apply_preview = lambda _log: preview  # type: ignore[method-assign]
     services.client.plan_orphans = made.plan_orphans  # type: ignore[method-assign]
     services.client.apply_orphans = made.apply_orphans  # type: ignore[method-assign]

@@ -210,6 +210,8 @@ def _is_in_words(refused: InvalidInput, name: str) -> None:
         ("task_queue = '..'", "1 to 64 of A-Z, a-z, 0-9, dot, underscore, hyphen, not . or .."),
         ("ownership = 'all'", "'zookeeper' or 'single'"),
         ("s3_region = 5", "text"),
+        ("pulsar_bookkeeper_exclusive = 2", "true or false"),
+        ("pulsar_bookkeeper_exclusive = 'perhaps'", "true or false"),
     ],
 )
 def test_load_settings_refusal_states_the_whole_rule(tmp_path: Path, line: str, rule: str) -> None:

@@ -21,6 +21,7 @@ from workers.human_readable_values import format_time_to_second
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
+    from activities.reconciliation.apply_preview import ApplyPreview
     from logstore.ports.catalog import ReconciliationRun, ReconciliationRuns
     from logstore.reconciliation.findings import PlanOrScrubResult
     from workflows.reconciliation.job_definitions import ApplyOrphansResult, ReconcileOrphansResult
@@ -274,7 +275,8 @@ def _preview_apply(context: CommandContext, run: "ReconciliationRun", max_orphan
         print_note(f"this plan was applied by {applied_at}, nothing more would go: sexton orphans report {run.run_id}")
     else:
         with show_progress_bar(f"looking at the findings of {run.run_id}") as bar:
-            result = context.services.apply_preview(context.log).preview(
+            preview: ApplyPreview = context.services.apply_preview(context.log)
+            result = preview.preview_apply(
                 run.run_id, lambda done, pages: bar.update(f"looking at page {done + 1} of {pages}", done, pages)
             )
         applied |= sort_counts(result.counts.applied)
