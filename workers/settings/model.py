@@ -165,7 +165,7 @@ class Settings(BaseModel):
         False  # set it if no other cluster and no other application has ledgers in the BookKeeper; an apply needs it
     )
     pulsar_reads_per_s: Annotated[Count, Field(ge=MIN_READS_PER_S, le=1_000_000)] = (
-        READS_PER_S  # reads a second on pulsar_zookeeper, of a plan or an apply: 3 to 12 for each deletion
+        READS_PER_S  # reads a second on pulsar_zookeeper, of a plan or an apply: 4 to 11 for each deletion
     )
     pulsar_admin_url: WebAddress = ""  # admin REST API of a broker or proxy; empty: compacted ledgers stay unconfirmed
     pulsar_admin_token_file: File = ""  # token for pulsar_admin_url, read for each request; executors need it, too
