@@ -116,11 +116,14 @@ class LeasedClusterChanges:
 
     def delete(self, ledgers: Sequence[JournaledLedger]) -> None:
         owners = self._look(ledgers)
-        for request in _split_into_requests(ledgers, owners):
-            raise_if_stopped()
-            self._delete_in_one_request(request, owners)
-        self._require_same_cluster()
-        self._require_no_reference(ledgers)
+        try:
+            for request in _split_into_requests(ledgers, owners):
+                raise_if_stopped()
+                self._delete_in_one_request(request, owners)
+        except UnexpectedClusterState:  # earlier requests have deleted ledgers, and no attempt comes later
+            self._look_after_deletion(ledgers)
+            raise
+        self._look_after_deletion(ledgers)
 
     def find_existing(self, ledger_ids: Collection[int]) -> frozenset[int]:
         self._require_same_cluster()
@@ -155,6 +158,10 @@ class LeasedClusterChanges:
                 return
             owners = self._look(ledgers)
         raise StoreUnavailable(f"cluster: expected owners that rest, found that one changed at {_MAX_LOOKS} looks")
+
+    def _look_after_deletion(self, ledgers: Sequence[JournaledLedger]) -> None:
+        self._require_same_cluster()
+        self._require_no_reference(ledgers)
 
     def _look(self, ledgers: Sequence[JournaledLedger]) -> dict[int, OwnerVersion]:
         self._require_same_cluster()

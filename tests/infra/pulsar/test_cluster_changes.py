@@ -273,6 +273,27 @@ def test_an_owner_that_never_rests_is_tried_later(
     assert cluster.exists(finding.key)
 
 
+def test_ledgers_before_a_surprise_get_the_second_look(
+    cluster: KazooClient, changes: LeasedClusterChanges, moments: Moments
+) -> None:
+    """The first request deletes 100 ledgers. Before the second one, a reference to one of them appears elsewhere."""
+    create_topic(cluster)
+    findings = [plant_orphan(cluster, 10_000 + number, OF_TOPIC) for number in range(101)]
+    before = read_tree(cluster)
+
+    def surprise() -> None:
+        write(cluster, f"{TOPIC}/another", wire.cursor(10_000))
+        cluster.set(findings[100].key, b"recovered")
+
+    moments.after = surprise
+    with pytest.raises(UnexpectedClusterState, match=r"ledger 10000: expected no reference, .*put back: 100"):
+        delete_planned(changes, *findings)
+    after = read_tree(cluster)
+    assert {path: after[path] for path in before if path != findings[100].key} == {
+        path: value for path, value in before.items() if path != findings[100].key
+    }
+
+
 def _change_ledger(cluster: KazooClient) -> None:
     cluster.set("/ledgers/00/0000/L0007", b"recovered")
 
