@@ -70,7 +70,6 @@ from logstore.reconciliation.findings import (
     STOPPED,
     ApplyCounts,
     Finding,
-    FindingFate,
     FindingKind,
     FindingPosition,
     PlanOrScrubResult,
@@ -88,7 +87,6 @@ from logstore.stop_checks import raise_if_stopped
 
 _ONLY_THE_JOURNAL: Final = "only the journal of an earlier apply is left of this plan; plan again"
 _LEDGERS_PER_LOOK: Final = 1_000
-_GONE: Final = "it does not exist any more"
 
 
 class ApplyClusterActivities:
@@ -134,8 +132,7 @@ class ApplyClusterActivities:
             max_orphan_share=request.max_orphan_share,
             is_bookkeeper_exclusive=self._cluster.is_bookkeeper_exclusive(),
         )
-        continues = request.is_continued
-        with self._open_changes(request.run_id, plan_run, shadow_topics, continues=continues) as changes:
+        with self._open_changes(request.run_id, plan_run, shadow_topics, continues=request.is_continued) as changes:
             ledgers_root = changes.ledgers_root
         summary = {
             "actor": request.actor,
@@ -298,8 +295,8 @@ class ApplyClusterActivities:
         self, request: ApplyClusterPageInput, changes: ClusterChanges, orphans: Mapping[int, Finding]
     ) -> tuple[dict[int, FateOfFinding], UnexpectedClusterState | None]:
         """Return the fates of `orphans`, and what stopped the removals. Then some orphans have no fate."""
-        is_ledger = {number: finding.kind is FindingKind.ORPHAN_LEDGER for number, finding in orphans.items()}
-        ledgers = {number: finding for number, finding in orphans.items() if is_ledger[number]}
+        ledgers = {number: each for number, each in orphans.items() if each.kind is FindingKind.ORPHAN_LEDGER}
+        others = {number: each for number, each in orphans.items() if number not in ledgers}
         fates: dict[int, FateOfFinding] = {}
         if ledgers:
             fates, surprise = self._delete_ledgers(request, changes, ledgers)
@@ -312,7 +309,6 @@ class ApplyClusterActivities:
             changes,
             removals_per_s=request.removals_per_s,
         )
-        others = {number: finding for number, finding in orphans.items() if not is_ledger[number]}
         other_fates, surprise = removals.remove(others)
         return fates | other_fates, surprise
 
@@ -337,7 +333,9 @@ class ApplyClusterActivities:
         self._journal.settle(run_id, deleted_ids=deleted_ids, existing_ids=never_deleted_ids)
         fates = _make_fates(orphans, deleted_ids)
         if surprise is None:
-            fates |= {number: finding_fates.kept_fate(number, _GONE) for number in orphans.keys() - fates.keys()}
+            fates |= {
+                number: finding_fates.kept_fate(number, finding_fates.GONE) for number in orphans.keys() - fates.keys()
+            }
         return fates, surprise
 
     def _delete_and_pace(
@@ -397,9 +395,7 @@ class ApplyClusterActivities:
 def _make_fates(orphans: Mapping[int, Finding], deleted_ids: Collection[int]) -> dict[int, FateOfFinding]:
     """Return the fates of the ledgers that are deleted."""
     return {
-        number: FateOfFinding(
-            number=number, fate=FindingFate.DELETED, objects=finding.objects, size_bytes=finding.size_bytes
-        )
+        number: finding_fates.deleted_fate(number, finding)
         for number, finding in orphans.items()
         if finding.ledger_id in deleted_ids
     }

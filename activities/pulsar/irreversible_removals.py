@@ -24,7 +24,6 @@ _MAX_FINDINGS_PER_BATCH: Final[Mapping[FindingKind, int]] = {
     FindingKind.ABANDONED_UPLOAD: 100,
     FindingKind.ORPHAN_MANAGED_LEDGER: 1,  # a deletion takes a broker seconds, and each has a look right before
 }
-_GONE: Final = "it does not exist any more"
 
 
 class IrreversibleRemovals:
@@ -72,7 +71,8 @@ class IrreversibleRemovals:
         self._journal.settle_removals(self._run.run_id, removed)  # others stay for an attempt that comes later
         fates = {number: _make_fate(number, batch[number], result) for number, result in results.items()}
         others = looks.keys() - fates.keys()
-        return fates | {number: finding_fates.kept_fate(number, looks[number].reason or _GONE) for number in others}
+        kept = {number: looks[number].reason or finding_fates.GONE for number in others}
+        return fates | {number: finding_fates.kept_fate(number, reason) for number, reason in kept.items()}
 
     def _store_in_journal(self, removals: Sequence[JournaledRemoval]) -> None:
         if removals:
@@ -88,5 +88,5 @@ def _make_entry(number: int, finding: Finding, look: RemovalLook) -> JournaledRe
 
 def _make_fate(number: int, finding: Finding, result: RemovalResult) -> FateOfFinding:
     if result.fate is FindingFate.DELETED:
-        return FateOfFinding(number=number, fate=result.fate, objects=finding.objects, size_bytes=finding.size_bytes)
+        return finding_fates.deleted_fate(number, finding)
     return FateOfFinding(number=number, fate=result.fate, reason=result.reason)

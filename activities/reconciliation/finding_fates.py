@@ -19,6 +19,9 @@ from logstore.reconciliation.services.orphan_inspection import is_single_object
 NOT_FILED: Final = "nothing was filed for it"
 """Reason for a finding that the apply did not reach, because an earlier step failed."""
 
+GONE: Final = "it does not exist any more"
+"""Reason for a finding of a Pulsar cluster that somebody else has removed since the plan."""
+
 _TAKEN_OVER: Final = "another batch took its deletion over: look there for how it ends"
 _SUBJECT: Final = re.compile(r"((segment \d+ of )?(ledger|deletion) \d+: )+")
 _MAX_REASON_CHARS: Final = 200
@@ -26,6 +29,12 @@ _MAX_REASON_CHARS: Final = 200
 
 def kept_fate(number: int, reason: str) -> FateOfFinding:
     return FateOfFinding(number=number, fate=FindingFate.KEPT, reason=reason)
+
+
+def deleted_fate(number: int, finding: Finding) -> FateOfFinding:
+    return FateOfFinding(
+        number=number, fate=FindingFate.DELETED, objects=finding.objects, size_bytes=finding.size_bytes
+    )
 
 
 def kept_copy_files(folder: Path) -> FateFiles:

@@ -235,12 +235,9 @@ class RemovalsByKind:
     def _open_admin_api(self, address: BrokerAdminAddress) -> BrokerAdmin:
         """Raise `InvalidInput` for the API of another cluster, which may have a topic of the same name in use."""
         brokers = list_registered_brokers(self._reader)
-        admin, own_name = (
-            BrokerAdmin(address, brokers, timeout_s=_DELETION_TIMEOUT_S),
-            find_own_cluster_name(self._reader, brokers),
-        )
+        admin = BrokerAdmin(address, brokers, timeout_s=_DELETION_TIMEOUT_S)
         with self._cluster.open_configuration_reader(parallel_sessions=1) as configuration:
-            possible_names = list_possible_cluster_names(configuration, own_name)
+            possible_names = list_possible_cluster_names(configuration, find_own_cluster_name(self._reader, brokers))
         require_admin_api_of_cluster(admin, brokers, possible_names)
         return admin
 

@@ -14,7 +14,7 @@ from logstore.ports.catalog.cluster_journal import JournaledLedger, JournaledRem
 
 _Z = t.deleted_znode.c
 _R = t.cluster_removal.c
-_ROWS_PER_STATEMENT = 1_000  # with seven parameters a row, within the limits of both databases
+_ROWS_PER_STATEMENT = 1_000  # with ten parameters a row, within the limits of both databases
 
 
 class SqlClusterJournal(CatalogAdapter):
