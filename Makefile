@@ -42,8 +42,8 @@ protos: setup ## Generate the messages of Pulsar and BookKeeper from their .prot
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. logstore/pulsar/protos/*.proto
 
 tables: setup ## Write the tables that queries import from their declared classes
-	$(BIN)/python -m infra.declared > .tables.py
-	mv .tables.py infra/catalog/tables.py
+	$(BIN)/python -m logstore.catalog.declared > .tables.py
+	mv .tables.py logstore/catalog/tables.py
 
 reference: setup ## Write docs/reference/workflows.md and docs/reference/settings.md from the code
 	$(BIN)/python -m workers.reference workflows > .reference.md
@@ -77,7 +77,7 @@ test-external: setup ## Only the tests that start real servers
 	$(BIN)/pytest -m external_service
 
 faults: setup ## What `make test` only samples, in full: failpoints, SIGKILL, machines, contracts on PostgreSQL (long)
-	$(BIN)/pytest tests/faults tests/ownership tests/contracts tests/logstore tests/workers/hosting tests/infra/catalog/records tests/spark/records/test_cluster.py tests/workers/operations/test_sizing.py tests/workers/operations/test_cluster_sizing.py tests/deploy/test_wheel.py tests/soak tests/e2e/test_demo.py tests/e2e/test_secrets.py tests/e2e/test_beyond_one_machine.py --all-faults -n $(JOBS) --dist worksteal $(if $(PART),--part $(PART))
+	$(BIN)/pytest tests/faults tests/ownership tests/contracts tests/logstore tests/workers/hosting tests/logstore/catalog/records tests/spark/records/test_cluster.py tests/workers/operations/test_sizing.py tests/workers/operations/test_cluster_sizing.py tests/deploy/test_wheel.py tests/soak tests/e2e/test_demo.py tests/e2e/test_secrets.py tests/e2e/test_beyond_one_machine.py --all-faults -n $(JOBS) --dist worksteal $(if $(PART),--part $(PART))
 
 faults-in-parts: setup ## Run `make faults` in PARTS pieces; skip those that passed at this commit
 	@mkdir -p .faults; commit=$$(git rev-parse HEAD); for number in $$(seq $(PARTS)); do \

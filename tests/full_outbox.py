@@ -2,8 +2,8 @@
 
 from sqlalchemy import Connection
 
-from infra.catalog.engine.dialect_sql import DatabaseClock
-from infra.catalog.records.outbox_rows import SOURCES
+from logstore.catalog.engine.dialect_sql import DatabaseClock
+from logstore.catalog.records.outbox_rows import SOURCES
 
 
 def put_all_records_into_outbox(connection: Connection) -> None:

@@ -4,8 +4,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from infra.catalog import Database, migrate_catalog
-from infra.catalog.engine.catalog_version import DEFAULT_BUNDLES
+from logstore.catalog import Database, migrate_catalog
+from logstore.catalog.engine.catalog_version import DEFAULT_BUNDLES
 
 
 def migrate_or_copy_catalog(database: Database, *, bundles: int = DEFAULT_BUNDLES) -> None:

@@ -11,10 +11,10 @@ from typing import Final
 
 from sqlalchemy import text
 
-from infra.catalog import Database
 from infra.objects import create_s3_client
 from infra.stack import embedded_stack
 from infra.stack.service_port_choice import RequestedPorts
+from logstore.catalog import Database
 from logstore.offload.tiered_copy import CopyLocation
 from tests.migrated_catalogs import migrate_or_copy_catalog
 from tests.run_folder import xdist_worker_number

@@ -16,7 +16,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.util import LRUCache
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from infra.catalog.engine import database_connections
+from logstore.catalog.engine import database_connections
 
 _DIALECTS: Final = (SQLiteDialect_pysqlite, PGDialect_psycopg)
 _COMPILED_STATEMENTS: Final = LRUCache[Any, Any](4000)

@@ -20,7 +20,7 @@ from temporalio.client import (
 from temporalio.converter import PayloadConverter
 from temporalio.service import RPCError, RPCStatusCode
 
-from infra.catalog import Database, SqlCatalog
+from logstore.catalog import Database, SqlCatalog
 from logstore.errors import CatalogMismatch, CatalogOutdated, ServiceRefused, SextonError
 from logstore.identity.bucket_markers import BucketRole, MarkerState
 from logstore.identity.services.marker_checked_buckets import MarkerChecker

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from infra.catalog import SqlCatalog, open_catalog
-from infra.catalog.delayed.index_work_queries import build_delayed_and_bucket_topic_queries
 from logstore.atomic_files import replace_atomically
+from logstore.catalog import SqlCatalog, open_catalog
+from logstore.catalog.delayed.index_work_queries import build_delayed_and_bucket_topic_queries
 from logstore.delayed.bucket_contents import merge_row_ranges
 from logstore.delayed.index_build_job import (
     MAX_PARTS_PER_JOB,

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from infra.catalog.engine.arrow_bulk import build_arrow_schema, open_arrow_reader
-from infra.catalog.reconciliation import bulk_queries
 from logstore.atomic_files import replace_atomically
+from logstore.catalog.engine.arrow_bulk import build_arrow_schema, open_arrow_reader
+from logstore.catalog.reconciliation import bulk_queries
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     LEFT_OUT,
     ROWS_BEFORE,

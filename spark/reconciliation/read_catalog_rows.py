@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from sqlalchemy import Select
 
-from infra.catalog.engine.arrow_bulk import build_arrow_schema, open_arrow_reader
-from infra.catalog.engine.dialect_sql import parse_offload_context_or_empty
-from infra.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
-from infra.catalog.reconciliation import bulk_queries
+from logstore.catalog.engine.arrow_bulk import build_arrow_schema, open_arrow_reader
+from logstore.catalog.engine.dialect_sql import parse_offload_context_or_empty
+from logstore.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
+from logstore.catalog.reconciliation import bulk_queries
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.offload.tiered_copy import parse_lengths
 from logstore.positions import TopicId

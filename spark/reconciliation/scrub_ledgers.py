@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
 
-from infra.catalog.engine.arrow_bulk import ArrowReader, open_arrow_reader
-from infra.catalog.engine.dialect_sql import parse_offload_context_or_empty
-from infra.catalog.reconciliation import bulk_queries
 from logstore.atomic_files import replace_atomically
+from logstore.catalog.engine.arrow_bulk import ArrowReader, open_arrow_reader
+from logstore.catalog.engine.dialect_sql import parse_offload_context_or_empty
+from logstore.catalog.reconciliation import bulk_queries
 from logstore.errors import CorruptData
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import CopyKind

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infra.catalog.reconciliation.bulk_queries import NUMBER_MODULUS, SIZE_MODULUS
+from logstore.catalog.reconciliation.bulk_queries import NUMBER_MODULUS, SIZE_MODULUS
 from logstore.log.ledgers import CopyKind
 from logstore.reconciliation.finding_files import FINDING_SCHEMA
 from logstore.reconciliation.findings import FindingKind

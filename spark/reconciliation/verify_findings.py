@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from infra.catalog.engine.arrow_bulk import ArrowReader, open_arrow_reader
-from infra.catalog.engine.dialect_sql import parse_offload_context_or_empty
-from infra.catalog.reconciliation import bulk_queries
-from infra.catalog.reconciliation.rows_naming_ledgers import read_rows_naming_ledgers
+from logstore.catalog.engine.arrow_bulk import ArrowReader, open_arrow_reader
+from logstore.catalog.engine.dialect_sql import parse_offload_context_or_empty
+from logstore.catalog.reconciliation import bulk_queries
+from logstore.catalog.reconciliation.rows_naming_ledgers import read_rows_naming_ledgers
 from logstore.log.ledger_object_keys import ledger_prefix, owner_digest_from_key, segment_key, segment_number_from_key
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.log.segment_metadata import is_confirmation

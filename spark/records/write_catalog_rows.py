@@ -17,7 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infra.catalog.records.rows_from_versions import (
+from infra.objects.bucket_address import BucketAddress
+from logstore.atomic_files import replace_atomically
+from logstore.catalog.records.rows_from_versions import (
     UNIQUE_COLUMNS,
     Ids,
     TableRows,
@@ -31,8 +33,6 @@ from infra.catalog.records.rows_from_versions import (
     select_with_parent,
     unpack_listed_ledger_ids,
 )
-from infra.objects.bucket_address import BucketAddress
-from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData, MissingData
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
 from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity

@@ -31,9 +31,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from infra.catalog.engine.arrow_bulk import build_arrow_schema, open_arrow_reader
-from infra.catalog.reconciliation import bulk_queries
 from infra.objects.bucket_address import BucketAddress
+from logstore.catalog.engine.arrow_bulk import build_arrow_schema, open_arrow_reader
+from logstore.catalog.reconciliation import bulk_queries
 from logstore.errors import InvalidInput
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.log.segment_format import entry_schema

@@ -6,9 +6,9 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import Select
 
-from infra.catalog import SqlCatalog
-from infra.catalog.engine.arrow_bulk import open_arrow_reader
 from infra.objects.bucket_address import BucketAddress
+from logstore.catalog import SqlCatalog
+from logstore.catalog.engine.arrow_bulk import open_arrow_reader
 from logstore.errors import UnknownObject, Unsupported
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
 from logstore.identity.services.marker_checked_buckets import MarkerChecker

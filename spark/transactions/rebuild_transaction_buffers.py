@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from infra.catalog import SqlCatalog, open_catalog
-from infra.catalog.reconciliation.bulk_queries import select_active_topic_segment_counts
+from logstore.catalog import SqlCatalog, open_catalog
+from logstore.catalog.reconciliation.bulk_queries import select_active_topic_segment_counts
 from logstore.errors import CorruptData, MissingData, UnknownObject
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.positions import TopicId

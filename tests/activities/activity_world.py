@@ -24,7 +24,7 @@ from activities.deletion.ledger_deletion import LedgerDeletionActivities
 from activities.deletion.phase_two_steps import intent_key
 from activities.offload import LedgerOffloadActivities
 from activities.owner_routing import CompletedWork, OwnerRoutedAnswer
-from infra.catalog import Database, SqlCatalog
+from logstore.catalog import Database, SqlCatalog
 from logstore.deletion.intents import DeletionIntent, IntentKey
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from infra.catalog import SqlCatalog
+from logstore.catalog import SqlCatalog
 from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.log.ledger_object_keys import meta_key, segment_key

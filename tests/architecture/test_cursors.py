@@ -5,7 +5,7 @@ import ast
 from tests.architecture.source import Module, modules
 
 _OWNERS = {"logstore/cursors/services/subscriptions.py", "workers/assembly/log_store.py"}
-_BELOW = "infra/catalog/"  # what implements the port
+_BELOW = "logstore/catalog/"  # what implements the port
 
 
 def _asks_for_rows(node: ast.AST) -> bool:

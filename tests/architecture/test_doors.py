@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from infra.catalog import tables
+from logstore.catalog import tables
 from tests.architecture.source import Module, modules
 
 _DOORS: Final = {
@@ -44,12 +44,12 @@ _DOORS: Final = {
     "transaction_snapshot": "transactions.buffer_snapshots",
     "transaction_participant": "transactions.participant_rows",
 }
-"""Table → its module of writes in `infra.catalog`."""
+"""Table → its module of writes in `logstore.catalog`."""
 
-_MAKES_A_CATALOG: Final = {"infra/catalog/engine/catalog_version.py": {"catalog"}}
+_MAKES_A_CATALOG: Final = {"logstore/catalog/engine/catalog_version.py": {"catalog"}}
 _WRITES: Final = {"insert", "update", "delete", "build_dialect_insert", "build_insert_if_absent"}
-_OWN: Final = "infra/catalog/engine/dialect_sql.py"  # where the last two are made, for whatever table
-_OF_REPLICAS: Final = "infra/catalog/records/replica_rows.py"  # of every table: their databases refuse all others
+_OWN: Final = "logstore/catalog/engine/dialect_sql.py"  # where the last two are made, for whatever table
+_OF_REPLICAS: Final = "logstore/catalog/records/replica_rows.py"  # of every table: their databases refuse all others
 _TEXT: Final = re.compile(r"\b(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM)\s+(\w+)", re.IGNORECASE)
 
 
@@ -70,7 +70,7 @@ def _aliases(module: Module) -> dict[str, str]:
 
 
 def _is_sql(module: Module) -> bool:
-    return any(name.startswith(("sqlalchemy", "sqlmodel", "infra.catalog")) for name in module.imported)
+    return any(name.startswith(("sqlalchemy", "sqlmodel", "logstore.catalog")) for name in module.imported)
 
 
 def _written(module: Module) -> Iterator[tuple[int, str]]:
@@ -93,7 +93,7 @@ _MODULES = [one for one in modules("infra", "workers") if _is_sql(one) and "/mig
 
 
 def _door(table: str) -> str:
-    return f"infra/catalog/{_DOORS[table].replace('.', '/')}.py" if table in _DOORS else "nobody's"
+    return f"logstore/catalog/{_DOORS[table].replace('.', '/')}.py" if table in _DOORS else "nobody's"
 
 
 @pytest.mark.parametrize(

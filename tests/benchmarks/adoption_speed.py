@@ -31,7 +31,7 @@ from logstore.log.services.segment_reader import build_digest_metadata
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from tests.faults.simulated_world import World
-from tests.infra.catalog.records.adoption import Losing, LostFile
+from tests.logstore.catalog.records.adoption import Losing, LostFile
 from tests.migrated_catalogs import create_migrated_sqlite
 
 _FIRST: Final = 10  # ledger that was not flushed

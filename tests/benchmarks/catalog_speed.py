@@ -13,8 +13,8 @@ from pathlib import Path
 
 from sqlalchemy import insert
 
-from infra.catalog import Database, SqlCatalog, migrate_catalog
-from infra.catalog import tables as t
+from logstore.catalog import Database, SqlCatalog, migrate_catalog
+from logstore.catalog import tables as t
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import (

@@ -28,7 +28,7 @@ from adbc_driver_sqlite import dbapi
 from pyroaring import BitMap64
 from pyspark.sql import functions as sql
 
-from infra.catalog.records.rebuild_loading import SqlRebuildDatabase
+from logstore.catalog.records.rebuild_loading import SqlRebuildDatabase
 from logstore.identity.bucket_markers import BucketRole
 from logstore.ports.catalog.catalog_rebuild import RebuiltCatalogStart
 from logstore.records.manifest import Block, IdCeilings, Manifest

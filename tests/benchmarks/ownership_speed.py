@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from infra.catalog import Database, migrate_catalog
-from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.bundle_owner import BundleOwner
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
+from logstore.catalog import Database, migrate_catalog
+from logstore.catalog.ownership.fences import SqlFences
 from logstore.ownership import BundleId, Lease
 from tests.infra.coordination.zookeeper import ZooKeeper
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from sqlalchemy import text
 
-from infra.catalog import Database, SqlCatalog, migrate_catalog, open_catalog
+from logstore.catalog import Database, SqlCatalog, migrate_catalog, open_catalog
 from logstore.deletion.retention import RetentionPolicy
 from logstore.ports.catalog import ProducerSequenceRange, RegisterSegmentResult, RegisterSegmentWrite
 from logstore.records.manifest import IdCeilings

@@ -27,9 +27,9 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra.catalog.engine.catalog_version import migrate_catalog
-from infra.catalog.engine.database import Database
 from infra.objects.bucket_address import BucketAddress
+from logstore.catalog.engine.catalog_version import migrate_catalog
+from logstore.catalog.engine.database import Database
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.positions import TopicId
 from logstore.reconciliation.bulk_job_inputs_and_results import (

@@ -12,9 +12,9 @@ import boto3
 from botocore.config import Config
 from sqlalchemy import Connection, insert
 
-from infra.catalog import Database
-from infra.catalog import tables as t
 from infra.stack import embedded_stack
+from logstore.catalog import Database
+from logstore.catalog import tables as t
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState, LedgerStatement

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from infra.catalog import Database, migrate_catalog
+from logstore.catalog import Database, migrate_catalog
 
 _RUNS = 5
 _AT_MOST_S = 60.0  # a run that takes longer hangs, and ends the benchmark

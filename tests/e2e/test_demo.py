@@ -31,7 +31,7 @@ _LYING_BUILD = '''
 
 It is found by every process started here.
 """
-from infra.catalog.ownership import fences
+from logstore.catalog.ownership import fences
 from logstore.delayed.services import bucket_merger
 from logstore.deletion.services import primary_copies
 from logstore.ports.object_storage import DeleteReport
@@ -41,14 +41,14 @@ def lie(objects, copies, keys, on_progress):
     return DeleteReport(deleted=frozenset(key for copy in copies for key in keys(copy)))
 
 
-def lose(sources, *, from_ms, on_skipped, whole=bucket_merger.merge_sorted):
+def lose(sources, *, from_ms, on_skipped, whole=bucket_merger.merge_sorted_sources):
     for window in whole(sources, from_ms=from_ms, on_skipped=on_skipped):
         on_skipped(window.slice(len(window) - 1, len(window)))
         yield window.slice(0, len(window) - 1)
 
 
 primary_copies.delete_keys_of_copies = lie
-bucket_merger.merge_sorted = lose
+bucket_merger.merge_sorted_sources = lose
 fences.lock_fence_of_lease = lambda connection, lease: None
 '''
 

@@ -25,11 +25,11 @@ from activities.pulsar.inputs_and_results import (
 )
 from activities.pulsar.journal_copies import REMOVAL_PREFIX, JournalCopies
 from activities.pulsar.undo_cluster import UndoClusterActivities
-from infra.catalog import Database, SqlCatalog, migrate_catalog
 from infra.objects.bucket_address import BucketAddress
 from infra.pulsar import cluster_lease
 from infra.pulsar.ledger_changes import LedgerChanges
 from logstore import failpoints
+from logstore.catalog import Database, SqlCatalog, migrate_catalog
 from logstore.ports.catalog import Claim, JournaledLedger, JournaledRemoval, RunKind
 from logstore.ports.object_storage import ObjectInfo, OwnedStore, StoredObject
 from logstore.pulsar.plan_jobs import VerifyClusterJob

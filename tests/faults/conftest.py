@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.catalog import Database, migrate_catalog
+from logstore.catalog import Database, migrate_catalog
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.faults.delayed_message_course import DELAYED_PLANS, DelayedMessageOperators
 from tests.faults.failpoint_hits import hits

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, event
 
-from infra.catalog import Database, SqlCatalog
+from logstore.catalog import Database, SqlCatalog
 from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.failpoints import SimulatedCrash
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, NamedBucket, marker_content

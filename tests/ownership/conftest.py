@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.catalog import Database
+from logstore.catalog import Database
 from tests.infra.coordination.conftest import zookeeper
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.migrated_catalogs import migrate_or_copy_catalog

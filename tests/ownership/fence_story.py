@@ -10,8 +10,8 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, select, text
 
-from infra.catalog import Database
-from infra.catalog.ownership.fences import lock_fence_of_lease
+from logstore.catalog import Database
+from logstore.catalog.ownership.fences import lock_fence_of_lease
 from logstore.ownership import Lease
 
 _STORY_TABLE = Table(

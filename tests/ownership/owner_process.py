@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.catalog import Database
-from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.bundle_holdings import OwnershipObserver, UnloadReason
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
 from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
+from logstore.catalog import Database
+from logstore.catalog.ownership.fences import SqlFences
 from logstore.errors import NotOwner, OutcomeUnknown, RetryableError, SextonError, WorkerIdTaken
 from logstore.ownership import BundleId, Lease
 from tests.ownership import fence_story

@@ -16,9 +16,9 @@ from typing import Any
 from kazoo.client import KazooClient
 from sqlalchemy import select
 
-from infra.catalog import Database
-from infra.catalog.ownership.fences import SqlFences
-from infra.catalog.tables import bundle_fence
+from logstore.catalog import Database
+from logstore.catalog.ownership.fences import SqlFences
+from logstore.catalog.tables import bundle_fence
 from logstore.errors import CatalogBusy
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually

@@ -7,7 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from infra.catalog import SqlCatalog, open_catalog
+from logstore.catalog import SqlCatalog, open_catalog
 from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.identity.bucket_markers import BucketRole
 from logstore.identity.services.marker_checked_buckets import MarkerChecker

@@ -9,10 +9,10 @@ from threading import Lock
 
 from activities.records.follow_records import FollowRecordsActivities
 from activities.records.rebuild_catalog import LoadedCatalogServices, RebuildCatalogActivities
-from infra.catalog import open_catalog
-from infra.catalog.engine.database_connections import mask_passwords
-from infra.catalog.records.rebuild_loading import SqlRebuildDatabase
-from infra.catalog.records.replica_database import open_replica_database
+from logstore.catalog import open_catalog
+from logstore.catalog.engine.database_connections import mask_passwords
+from logstore.catalog.records.rebuild_loading import SqlRebuildDatabase
+from logstore.catalog.records.replica_database import open_replica_database
 from logstore.errors import ServiceRefused
 from logstore.identity.bucket_markers import BucketRole
 from logstore.identity.services.marker_checked_buckets import MarkerChecker

@@ -22,7 +22,7 @@ from workers.hosting.request_subject import (
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from infra.catalog import SqlCatalog
+    from logstore.catalog import SqlCatalog
     from logstore.ports.catalog import Topic
     from workers.assembly.log_store import LogStore
     from workers.cli.exit_codes import CommandFailure
@@ -68,7 +68,7 @@ class CommandServices:
         return load_settings(flags, os.environ, Path.cwd())
 
     def open_catalog(self, settings: "Settings") -> AbstractContextManager["SqlCatalog"]:
-        from infra.catalog import open_catalog  # noqa: PLC0415
+        from logstore.catalog import open_catalog  # noqa: PLC0415
 
         return open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _check_database_url(url: str | None) -> str | None:
-    from infra.catalog.engine.database_connections import parse_database_url  # noqa: PLC0415 - start-up time
+    from logstore.catalog.engine.database_connections import parse_database_url  # noqa: PLC0415 - start-up time
 
     if url is None:
         return None
@@ -35,7 +35,7 @@ def _check_database_url(url: str | None) -> str | None:
 
 
 def _mask_passwords(url: str) -> str:
-    from infra.catalog.engine.database_connections import mask_passwords  # noqa: PLC0415 - start-up time
+    from logstore.catalog.engine.database_connections import mask_passwords  # noqa: PLC0415 - start-up time
 
     return mask_passwords(url)
 

@@ -140,7 +140,7 @@ config = create_command_group("config", "Settings and where they come from.")
 @command(config, "show", "", "SEXTON_DELETION_CHUNK=50 sexton config show --json")
 def show_settings(context: CommandContext) -> Answer:
     """Show each setting's value and origin. Secrets are masked."""
-    from infra.catalog.engine.database_connections import mask_passwords  # noqa: PLC0415 - start-up time
+    from logstore.catalog.engine.database_connections import mask_passwords  # noqa: PLC0415 - start-up time
 
     values = context.settings.model_dump(mode="json")
     values["database_url"] = mask_passwords(values["database_url"])

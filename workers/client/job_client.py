@@ -15,7 +15,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from infra.catalog import SqlCatalog, open_catalog
+from logstore.catalog import SqlCatalog, open_catalog
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ports.catalog import Topic
 from workers.catalog_match import mark_namespace_as_own, refuse_foreign_primary_bucket

@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 
 from temporalio.client import Client, WorkflowHistory
 
-from infra.catalog import SqlCatalog
+from logstore.catalog import SqlCatalog
 from logstore.deletion.intents import BatchCertificate
 from logstore.errors import OutcomeUnknown
 from logstore.ports.catalog import AuditCause, Claim, Topic

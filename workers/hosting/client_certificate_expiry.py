@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from infra.catalog.engine.database_connections import parse_database_url
+from logstore.catalog.engine.database_connections import parse_database_url
 from logstore.errors import InvalidInput, ServiceFailed
 from workers.settings import Settings
 from workers.settings.tls_files import read_tls_certificate_chain

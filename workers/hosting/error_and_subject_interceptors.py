@@ -29,10 +29,10 @@ from temporalio.worker import (
 )
 
 from activities.owner_routing import CompletedWork
-from infra.telemetry import current_trace_id
 from infra.telemetry.log_stream import bind_log_fields
 from infra.telemetry.span_reader import ATTEMPT_ATTRIBUTE
 from logstore.errors import InvalidInput, NotOwner, ProgramMissing, SextonError, TerminalError
+from logstore.trace_id import current_trace_id
 from workers.hosting.request_subject import (
     ERROR_TYPE,
     FIELD,

@@ -20,8 +20,8 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
-from infra.catalog.engine.database_connections import mask_passwords
 from logstore import failpoints
+from logstore.catalog.engine.database_connections import mask_passwords
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.identity.bucket_markers import BucketRole
 from logstore.records.absent_ledger_share import MAX_ABSENT_SHARE

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from infra.catalog import open_catalog
+from logstore.catalog import open_catalog
 from logstore.errors import CatalogMismatch, ServiceFailed, SextonError
 from logstore.identity.bucket_markers import PROBE_PREFIX, BucketRole
 from logstore.identity.services.marker_checked_buckets import MarkerChecker

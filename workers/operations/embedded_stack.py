@@ -12,12 +12,12 @@ from pathlib import Path
 from temporalio.client import Client
 from temporalio.common import WorkerDeploymentVersion
 
-from infra.catalog import Database, SqlCatalog, mask_passwords, migrate_catalog, open_catalog, read_catalog_version
 from infra.stack import embedded_stack
 from infra.stack.service_port_choice import RequestedPorts
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
 from infra.stack.worker_records import find_crashed_worker_ids
+from logstore.catalog import Database, SqlCatalog, mask_passwords, migrate_catalog, open_catalog, read_catalog_version
 from logstore.errors import ServiceFailed, StoreUnavailable
 from workers.build_identity import own_build
 from workers.catalog_match import list_configured_buckets, mark_unmarked_buckets, refuse_outdated_catalog

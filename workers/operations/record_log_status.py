@@ -7,7 +7,7 @@ from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from infra.catalog import SqlCatalog, open_catalog
+from logstore.catalog import SqlCatalog, open_catalog
 from logstore.errors import CatalogOutdated, SextonError
 from logstore.ports.catalog import RecordOutbox
 from workers.catalog_match import refuse_outdated_catalog

@@ -14,7 +14,7 @@ from activities.pulsar.inputs_and_results import (
     ConcludeClusterApplyInput,
     UndoPageInput,
 )
-from infra.catalog.reconciliation.cluster_journal import SqlClusterJournal
+from logstore.catalog.reconciliation.cluster_journal import SqlClusterJournal
 from logstore.errors import SextonError, UnknownObject
 from logstore.ports.catalog import Claim, RunKind
 from logstore.pulsar.plan_jobs import IDENTITY, VerifyClusterJob

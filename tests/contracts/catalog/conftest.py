@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.catalog import Database, migrate_catalog
+from logstore.catalog import Database, migrate_catalog
 from logstore.failpoints import disarm_all_and_take_hits
 from tests.contracts.catalog.worlds import MemoryWorld, SqlWorld, World
 from tests.migrated_catalogs import create_migrated_sqlite

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import event, text
 
-from infra.catalog import Database, SqlCatalog, tables
+from logstore.catalog import Database, SqlCatalog, tables
 from logstore.failpoints import SimulatedCrash
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import TopicState

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy import event
 
 from activities.deletion.trim_by_retention import RetentionPreparation
-from infra.catalog import Database
+from logstore.catalog import Database
 from logstore.cursors.cursor_state import CursorState, acknowledge
 from logstore.errors import LedgerStillNeeded
 from logstore.log.entries import NewEntry, ProducedEntries

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from infra.telemetry import current_trace_id
 from logstore.cursors.cursor_state import VisibleLedgerSpan
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import (
@@ -24,6 +23,7 @@ from logstore.ports.catalog import (
     TopicState,
 )
 from logstore.positions import LedgerId, TopicId
+from logstore.trace_id import current_trace_id
 from tests.fakes.catalog.batch_runs import FakeBatchRun
 from tests.fakes.catalog.components import FakeComponents
 from tests.fakes.catalog.cursors import FakeCursors

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from infra.catalog import Database
-from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.zookeeper_session import EnsembleOptions
+from logstore.catalog import Database
+from logstore.catalog.ownership.fences import SqlFences
 from tests.infra.coordination.crew import BUNDLES, Crew
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.migrated_catalogs import migrate_or_copy_catalog

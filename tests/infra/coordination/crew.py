@@ -3,11 +3,11 @@
 import threading
 from collections.abc import Callable
 
-from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.bundle_holdings import OwnershipObserver
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
 from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
+from logstore.catalog.ownership.fences import SqlFences
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Fences
 from tests.logstore.eventually import assert_eventually

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable
 import pytest
 from kazoo.client import KazooClient
 
-from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.ownership_nodes import OWNERS, WORKERS, WorkerOwnershipNodes
+from logstore.catalog.ownership.fences import SqlFences
 from logstore.errors import OutcomeUnknown, StoreUnavailable, WorkerIdTaken
 from logstore.ownership import BundleId, Lease, bundle_name
 from tests.infra.coordination.crew import BUNDLES, Crew

@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 import pytest
 
-from infra.catalog.ownership.fences import SqlFences
+from logstore.catalog.ownership.fences import SqlFences
 from logstore.ownership import BundleId, Lease
 from tests.infra.coordination.crew import BUNDLES, Crew
 from tests.infra.coordination.zookeeper import ZooKeeper

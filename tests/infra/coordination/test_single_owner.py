@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.catalog import Database, SqlCatalog
 from infra.coordination.single_owner import SingleOwner
+from logstore.catalog import Database, SqlCatalog
 from logstore.errors import CatalogBusy, NotOwner
 from logstore.ownership import BundleId, Lease
 from logstore.validated_names import TopicName

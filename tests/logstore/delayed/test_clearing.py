@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.catalog import SqlCatalog
+from logstore.catalog import SqlCatalog
 from logstore.delayed.index_buckets import IndexBucketList
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import ledger_prefix

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.catalog import SqlCatalog
+from logstore.catalog import SqlCatalog
 from logstore.delayed.index_build_job import BuiltIndexFiles
 from logstore.errors import CorruptData, PreconditionFailed, StoreUnavailable
 from logstore.ports.catalog import Claim

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from infra.catalog.records.replica_database import open_replica_database
+from logstore.catalog.records.replica_database import open_replica_database
 from logstore.records.job_results import FollowedRecords
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.replica_follower import ReplicaFollower, ReplicaFollowSettings

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from infra.catalog.records.tombstone_rows import SqlTombstones
+from logstore.catalog.records.tombstone_rows import SqlTombstones
 from logstore.errors import CatalogAdopting, CatalogMismatch, CorruptData, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix

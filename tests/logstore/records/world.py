@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from infra.catalog import tables as t
-from infra.catalog.log.ledger_rows import remove_ledgers
-from infra.catalog.records.tombstone_rows import insert_ledger_tombstones
+from logstore.catalog import tables as t
+from logstore.catalog.log.ledger_rows import remove_ledgers
+from logstore.catalog.records.tombstone_rows import insert_ledger_tombstones
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledger_object_keys import segment_key
 from logstore.positions import LedgerId

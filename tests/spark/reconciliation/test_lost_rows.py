@@ -15,9 +15,9 @@ from activities.reconciliation.inputs_and_results import (
     BulkJobInput,
     PlanStepInput,
 )
-from infra.catalog import tables as t
 from infra.objects.s3_client import read_store_clock_s
 from infra.stack.embedded_stack import StackAddresses
+from logstore.catalog import tables as t
 from logstore.errors import CorruptData, PreconditionFailed
 from logstore.log.ledger_object_keys import segment_key
 from logstore.offload.tiered_copy import data_key, index_key

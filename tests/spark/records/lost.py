@@ -14,10 +14,10 @@ import pytest
 from pyroaring import BitMap64
 from sqlalchemy import Connection, Table, delete, insert, select, text, update
 
-from infra.catalog import Database
-from infra.catalog import tables as t
-from infra.catalog.records.outbox import SqlRecordOutbox
-from infra.catalog.records.rebuild_loading import SqlRebuildDatabase
+from logstore.catalog import Database
+from logstore.catalog import tables as t
+from logstore.catalog.records.outbox import SqlRecordOutbox
+from logstore.catalog.records.rebuild_loading import SqlRebuildDatabase
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, marker_content
 from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
 from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket

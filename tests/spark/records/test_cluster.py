@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.catalog import Database
-from infra.catalog.records.outbox import SqlRecordOutbox
-from infra.catalog.records.rebuild_loading import SqlRebuildDatabase
+from logstore.catalog import Database
+from logstore.catalog.records.outbox import SqlRecordOutbox
+from logstore.catalog.records.rebuild_loading import SqlRebuildDatabase
 from logstore.identity.bucket_markers import BucketRole
 from logstore.records.rebuild_job import RowFilesFolder, WriteCatalogRowsJob
 from logstore.records.services.record_log import RecordLog

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, insert, select, text, update
 
-from infra.catalog import Database
-from infra.catalog import tables as t
-from infra.catalog.records.rebuild_loading import SqlRebuildDatabase
-from infra.catalog.records.tombstone_rows import insert_ledger_tombstones, insert_topic_tombstone
+from logstore.catalog import Database
+from logstore.catalog import tables as t
+from logstore.catalog.records.rebuild_loading import SqlRebuildDatabase
+from logstore.catalog.records.tombstone_rows import insert_ledger_tombstones, insert_topic_tombstone
 from logstore.cursors.cursor_state import RELEASES_PER_EPOCH
 from logstore.errors import CorruptData, MissingData, PreconditionFailed, Unsupported
 from logstore.failpoints import SimulatedCrash, arm
@@ -92,7 +92,7 @@ def test_rebuilt_catalog_is_the_same_one_in_a_new_epoch_and_not_ready(
 
 
 def _state(url: str) -> Any:
-    from infra.catalog.records.outbox import SqlRecordOutbox  # noqa: PLC0415
+    from logstore.catalog.records.outbox import SqlRecordOutbox  # noqa: PLC0415
 
     database = Database(url)
     try:

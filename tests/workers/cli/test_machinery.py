@@ -16,8 +16,8 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from infra.catalog import Database
 from logstore import errors
+from logstore.catalog import Database
 from logstore.deletion.retention import RetentionPolicy
 from logstore.validated_names import TopicName
 from tests.migrated_catalogs import migrate_or_copy_catalog
@@ -311,7 +311,7 @@ def test_command_that_reads_sql_imports_neither_temporal_nor_a_store(tmp_path: P
         "temporalio",
         "workers.assembly",
         "logstore.log.services",
-        "infra.catalog.log.group_commit",
+        "logstore.catalog.log.group_commit",
     }
 
 

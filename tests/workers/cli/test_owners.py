@@ -12,11 +12,11 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from infra.catalog import Database, SqlCatalog
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions
 from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, WorkerOwnershipNodes
 from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
+from logstore.catalog import Database, SqlCatalog
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
 from logstore.ownership import BundleId, BundleOwnerNode, Lease, WorkerLoad, bundle_name, bundle_of_topic

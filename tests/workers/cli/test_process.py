@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.catalog import Database
+from logstore.catalog import Database
 from tests.migrated_catalogs import migrate_or_copy_catalog
 
 _SEXTON = Path(sys.executable).with_name("sexton")

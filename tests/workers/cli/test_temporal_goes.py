@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.catalog import Database
 from infra.stack import embedded_stack
 from infra.stack.service_port_choice import RequestedPorts
+from logstore.catalog import Database
 from tests.migrated_catalogs import migrate_or_copy_catalog
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices

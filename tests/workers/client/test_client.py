@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowExecutionStatus
 
-from infra.catalog import Database
+from logstore.catalog import Database
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, ServiceFailed
 from logstore.ports.catalog import Topic, TopicState

@@ -74,7 +74,7 @@ def _sweep(settings: Settings) -> None:
 
 _SOME = (
     "one that no record knows",
-)  # the others: tests/infra/catalog/records/test_lying_listings.py, and `make faults`
+)  # the others: tests/logstore/catalog/records/test_lying_listings.py, and `make faults`
 _EACH = [pytest.param(name, marks=[] if name in _SOME else pytest.mark.all_faults) for name in _HIDDEN]
 
 

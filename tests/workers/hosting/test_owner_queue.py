@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from activities.owner_routing import OwnerRoutedInput
-from infra.catalog import Database
+from logstore.catalog import Database
 from tests.fakes.owners import UnownedTopics
 from tests.migrated_catalogs import migrate_or_copy_catalog
 from workers.assembly.activities import create_activities

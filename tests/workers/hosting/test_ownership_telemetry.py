@@ -11,8 +11,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from infra.catalog import Database
-from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.bundle_holdings import UnloadReason
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions
 from infra.coordination.bundle_takeover_rules import TakeoverTimes
@@ -20,6 +18,8 @@ from infra.coordination.ownership_nodes import OwnershipNodes
 from infra.coordination.single_owner import SingleOwner
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from infra.telemetry import sql_spans, zookeeper_spans
+from logstore.catalog import Database
+from logstore.catalog.ownership.fences import SqlFences
 from logstore.errors import ServiceFailed, StoreUnavailable
 from logstore.ownership import BundleId, Lease
 from tests.fakes.meter import FakeMeter, metric_series

@@ -24,7 +24,7 @@ from logstore.reconciliation.findings import PlanOrScrubResult
 from logstore.records.services.replica_shipments import ReplicaStatus
 from tests.activities.activity_world import World
 from tests.activities.conftest import new_world, world  # noqa: F401 - fixtures
-from tests.infra.catalog.test_plans import _plans
+from tests.logstore.catalog.test_plans import _plans
 from tests.screenshots import BROWSER, QUIET
 from workers.hosting import status_page
 from workers.hosting.page_server import PageRouter, serve_pages

@@ -5,7 +5,7 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-from infra.catalog import Database
+from logstore.catalog import Database
 
 _NUMBERS: Final = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})"
 _US: Final = 1_763_000_000_000_000

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.catalog import SqlCatalog
+from logstore.catalog import SqlCatalog
 from logstore.errors import InvalidInput
 from logstore.ports.catalog import Claim, JournaledLedger, RunKind
 from logstore.pulsar.znode_names import format_ledger_path

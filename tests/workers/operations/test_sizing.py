@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from activities.deletion.inputs_and_results import ChunkInput
-from infra.catalog import Database
+from logstore.catalog import Database
 from logstore.errors import InvalidInput
 from logstore.ports.catalog import IntentRowRange
 from logstore.ports.object_storage import DeleteReport, ObjectInfo

@@ -22,12 +22,12 @@ from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from infra.catalog import Database
-from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.ownership_nodes import LiveWorker
 from infra.stack.service_port_choice import ChosenPorts, write_ports
 from infra.stack.stack_home import StackHome
 from infra.stack.worker_records import WorkerRecord, keep_worker_record
+from logstore.catalog import Database
+from logstore.catalog.ownership.fences import SqlFences
 from logstore.deletion.intents import RequestRefusal
 from logstore.identity.bucket_markers import PROBE_PREFIX
 from logstore.ownership import BundleId, BundleOwnerNode, WorkerLoad
@@ -249,7 +249,7 @@ def test_status_sees_that_the_write_ahead_file_is_gone(tmp_path: Path, held: boo
 def test_status_sees_that_the_database_takes_no_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that another process holds is told too, and not waited for without end."""
     settings = _upgraded(tmp_path)
-    monkeypatch.setattr("infra.catalog.engine.catalog_version._PATIENCE_S", 0.01)
+    monkeypatch.setattr("logstore.catalog.engine.catalog_version._PATIENCE_S", 0.01)
     with closing(sqlite3.connect(tmp_path / "catalog.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         row = _named(settings, "database")

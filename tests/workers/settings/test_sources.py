@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from infra.catalog import Database
+from logstore.catalog import Database
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.migrated_catalogs import migrate_or_copy_catalog
 from workers.settings import LoadedSettings, Settings, load_settings

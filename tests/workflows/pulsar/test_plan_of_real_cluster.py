@@ -14,10 +14,10 @@ from kazoo.client import KazooClient
 from activities.pulsar.apply_cluster import ApplyClusterActivities
 from activities.pulsar.plan_cluster import PlanClusterActivities
 from activities.pulsar.undo_cluster import UndoClusterActivities
-from infra.catalog import SqlCatalog
 from infra.coordination.zookeeper_session import EnsembleOptions
 from infra.pulsar.bookie_reads import BookieConnections
 from infra.pulsar.stored_data import look_for_stored_data
+from logstore.catalog import SqlCatalog
 from logstore.ports.catalog import JournaledLedger
 from logstore.ports.pulsar_cluster import StoredData
 from logstore.pulsar.plan_jobs import FIRST_SCAN, NO_OFFLOAD_BUCKET, SECOND_SCAN

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.catalog.delayed import bucket_rows
+from logstore.catalog.delayed import bucket_rows
 from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.ports.catalog import IndexBucketSwitch, TopicState, UnsealedEntryCounts
 from logstore.positions import LedgerId, Position, TopicId

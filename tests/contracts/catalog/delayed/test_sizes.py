@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from infra.catalog.delayed.index_work_queries import build_delayed_and_bucket_topic_queries
-from infra.catalog.engine import arrow_bulk
+from logstore.catalog.delayed.index_work_queries import build_delayed_and_bucket_topic_queries
+from logstore.catalog.engine import arrow_bulk
 from tests.contracts.catalog.delayed.steps import delay, sealed
 from tests.contracts.catalog.steps import NAME, append, filled, new_topic, roll
 from tests.contracts.catalog.worlds import SqlWorld

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.catalog.log.ledger_inspection import SqlLedgerInspection
+from logstore.catalog.log.ledger_inspection import SqlLedgerInspection
 from logstore.deletion.intents import DeletionState, Outcome, find_refusal
 from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import CopyKind, CopyState

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 from sqlalchemy import event, text
 
-from infra.catalog import tables
+from logstore.catalog import tables
 from logstore.cursors.cursor_state import CursorState
 from logstore.deletion.intents import DeletionIntent, Outcome
 from logstore.errors import (

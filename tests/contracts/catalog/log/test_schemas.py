@@ -78,7 +78,7 @@ def test_pages_of_any_size_hold_every_ledger_once(
     filled(sql_world, topic.topic_id, 5)
     _set(sql_world, topic, "a")
     whole = sql_world.catalog.components.list_ledgers(topic.topic_id)
-    monkeypatch.setattr("infra.catalog.log.component_ledgers._LEDGERS_PER_PAGE", size)
+    monkeypatch.setattr("logstore.catalog.log.component_ledgers._LEDGERS_PER_PAGE", size)
     assert sql_world.catalog.components.list_ledgers(topic.topic_id) == whole
     assert max(len(page) for page in sql_world.catalog.components.iterate_ledger_pages(topic.topic_id)) == size
 

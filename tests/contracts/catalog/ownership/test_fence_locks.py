@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import event
 
-from infra.catalog.ownership.fences import lock_fence_of_lease
+from logstore.catalog.ownership.fences import lock_fence_of_lease
 from logstore.errors import NotOwner
 from logstore.ownership import BundleId, Lease
 from tests.contracts.catalog.blocking import await_blocked, behind

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Select
 
-from infra.catalog.engine import arrow_bulk
-from infra.catalog.reconciliation import bulk_queries
+from logstore.catalog.engine import arrow_bulk
+from logstore.catalog.reconciliation import bulk_queries
 from logstore.deletion.intents import Outcome
 from logstore.errors import CorruptData, InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState
@@ -319,7 +319,7 @@ def test_row_that_holds_what_its_column_cannot_ends_the_read(sql_world: SqlWorld
 _WRITER = """
 import sys
 from sqlalchemy import text
-from infra.catalog import Database
+from logstore.catalog import Database
 database = Database(sys.argv[1])
 database.write(lambda c: c.execute(text("UPDATE ledger SET size_bytes = 77")))
 database.close()

@@ -9,8 +9,8 @@ import pytest
 from pyroaring import BitMap64
 from sqlalchemy import Connection
 
-from infra.catalog.records import outbox
-from infra.catalog.records.outbox_rows import remove_outbox_rows
+from logstore.catalog.records import outbox
+from logstore.catalog.records.outbox_rows import remove_outbox_rows
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyState
 from logstore.ports.catalog import KnownManifest

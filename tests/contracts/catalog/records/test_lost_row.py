@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from infra.catalog import SqlCatalog
-from infra.catalog.identity.catalog_identity import SqlCatalogIdentity
+from logstore.catalog import SqlCatalog
+from logstore.catalog.identity.catalog_identity import SqlCatalogIdentity
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.records.steps import high

@@ -2,8 +2,8 @@
 
 import pytest
 
-from infra.catalog import tables as t
-from infra.catalog.records.outbox_rows import SOURCES
+from logstore.catalog import tables as t
+from logstore.catalog.records.outbox_rows import SOURCES
 from logstore.records.record_kinds import COLUMNS_BY_KIND, RecordKind
 
 _NOT_RECORDED = {

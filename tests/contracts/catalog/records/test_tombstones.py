@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from infra.catalog.records.tombstone_rows import SqlTombstones
+from logstore.catalog.records.tombstone_rows import SqlTombstones
 from logstore.log.ledgers import CopyState
 from logstore.ports.catalog import TombstonedRecordId, Tombstones, TopicState
 from logstore.positions import TopicId

@@ -1,0 +1,262 @@
+"""Adoption in SQL: a rebuilt catalog gets the ledgers and segments that storage has but no flush contained."""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
+
+from logstore.catalog import tables as t
+from logstore.catalog.cursors.cursor_rows import forget_cursor_snapshots, move_cursors_past_removed_ledgers
+from logstore.catalog.delayed.bucket_rows import clear_bucket_lists, recount_unsealed_entries_of_all_topics
+from logstore.catalog.deletion.intent_queries import parse_owner_keys
+from logstore.catalog.deletion.intent_rows import move_intents_to_batch
+from logstore.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
+from logstore.catalog.engine.dialect_sql import dataclass_from_row, is_one_of
+from logstore.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
+from logstore.catalog.log.ledger_rows import close_followed_ledgers, remove_ledgers
+from logstore.catalog.log.schema_versions import remove_schema_versions_where
+from logstore.catalog.records.adoption_rows import (
+    count_absent_ledgers,
+    count_ledgers_by_outcome,
+    count_removed_ledgers,
+    has_unsettled_topic,
+    read_unsettled_topic_ids,
+    replace_staged_ledgers,
+    sample_ledger_ids,
+    sample_topic_names,
+    store_outcomes_of_unstaged_ledgers,
+)
+from logstore.catalog.records.record_log_row import is_adopting, mark_adoption_complete, read_log_state
+from logstore.catalog.records.topic_adoption import adopt_staged_ledgers
+from logstore.catalog.transactions.buffer_snapshots import forget_buffer_snapshots
+from logstore.deletion.intents import DeletionState
+from logstore.errors import PreconditionFailed
+from logstore.log.ledger_object_keys import SHARDS
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState
+from logstore.ports.catalog.catalog_rebuild import (
+    AbsentLedgerCounts,
+    AdoptionCounts,
+    AdoptionOutcome,
+    IssuedIdBounds,
+    LedgerDiscrepancy,
+    LoadedLedger,
+    MissingRowCause,
+)
+from logstore.positions import LedgerId, TopicId
+from logstore.records.record_kinds import RecordKind
+
+_L, _S, _C, _P, _T = t.ledger.c, t.segment.c, t.ledger_copy.c, t.pending_deletion.c, t.tombstone.c
+_LEDGERS_WITH_LIST: Final = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
+
+
+class SqlCatalogAdoption(CatalogAdapter):
+    @in_read_transaction
+    def read_issued_ids(self, connection: Connection) -> IssuedIdBounds:
+        _require_adopting(connection)
+        state = read_log_state(connection, now_us=0)
+        ids = state.next_ids  # ceilings of the manifest, because no id is given out before the catalog is READY
+        return IssuedIdBounds(epoch=state.epoch, ledger=ids.ledger, topic=ids.topic, transaction=ids.transaction)
+
+    @in_read_transaction
+    def is_adopting(self, connection: Connection) -> bool:
+        return is_adopting(connection)
+
+    def list_loaded_ledgers(self, shard: int, *, after: LedgerId, limit: int) -> list[LoadedLedger]:
+        return self._db.read(lambda connection: _read_loaded_ledgers(connection, shard, after, limit))
+
+    @in_read_transaction
+    def find_missing_row_causes(
+        self, connection: Connection, ledger_ids: Collection[LedgerId]
+    ) -> Mapping[LedgerId, MissingRowCause]:
+        detached = select(_P.ledger_id).where(is_one_of(connection, _P.ledger_id, ledger_ids))
+        tombstoned = select(_T.id).where(_T.kind == RecordKind.LEDGER.value, is_one_of(connection, _T.id, ledger_ids))
+        cause_by_ledger = dict.fromkeys(ledger_ids, MissingRowCause.UNKNOWN)
+        for query, cause in ((tombstoned, MissingRowCause.TOMBSTONED), (detached, MissingRowCause.DETACHED)):
+            cause_by_ledger |= {LedgerId(ledger_id): cause for ledger_id in connection.execute(query).scalars()}
+        return cause_by_ledger
+
+    @in_read_transaction
+    def highest_ledger_id(self, connection: Connection) -> LedgerId:
+        next_id = select(t.catalog.c.next_ledger_id).scalar_subquery()
+        columns = ((_L.ledger_id, ()), (_P.ledger_id, ()), (_T.id, (_T.kind == RecordKind.LEDGER.value,)))
+        queries = [select(func.max(column)).where(column < next_id, *where) for column, where in columns]
+        highest_ids = [connection.execute(query).scalar() for query in queries]
+        return LedgerId(max((ledger_id for ledger_id in highest_ids if ledger_id is not None), default=-1))
+
+    @in_write_transaction()
+    def save_ledger_discrepancies(
+        self,
+        connection: Connection,
+        shard: int,
+        ledgers: Sequence[LedgerDiscrepancy],
+        *,
+        above: LedgerId,
+        up_to: LedgerId | None = None,
+    ) -> None:
+        _require_adopting(connection)
+        replace_staged_ledgers(connection, shard, ledgers, above_id=above, up_to_id=up_to)
+
+    def count_absent_ledgers(self) -> AbsentLedgerCounts:
+        return self._db.read(_count_absent_ledgers)
+
+    def list_unsettled_topics(self, *, after: TopicId, limit: int) -> list[TopicId]:
+        return self._db.read(lambda connection: read_unsettled_topic_ids(connection, after=after, limit=limit))
+
+    @in_write_transaction()
+    def settle_topic(self, connection: Connection, topic_id: TopicId, *, rows_epoch: int) -> None:
+        _require_adopting(connection)
+        adopt_staged_ledgers(connection, topic_id, rows_epoch=rows_epoch, now_us=self._db.now_us(connection))
+
+    @in_write_transaction()
+    def settle_remaining_rows(self, connection: Connection) -> None:
+        """Use one transaction, because each change reads the rows that the earlier changes left."""
+        if not is_adopting(connection):
+            return
+        now_us = self._db.now_us(connection)
+        _remove_unlisted_or_detached_ledgers(connection)
+        _forget_lost_snapshots(connection)
+        schema_ledgers = remove_schema_versions_where(connection, ~_is_listed(t.schema_version.c.ledger_id))
+        store_outcomes_of_unstaged_ledgers(connection, schema_ledgers, AdoptionOutcome.LEFT_OUT, overwrite=True)
+        _remove_newborn_and_unreferenced_ledgers(connection)
+        close_followed_ledgers(connection, now_us=now_us)
+        recount_unsealed_entries_of_all_topics(connection)
+        # Workflows of the old epoch may still run for these intents. So each intent gets a new workflow id.
+        move_intents_to_batch(connection, _P.state == DeletionState.PENDING.value, batch_id="", added_openings=1)
+
+    def count_outcomes(self) -> AdoptionCounts:
+        return self._db.read(_build_report)
+
+    @in_write_transaction()
+    def make_catalog_ready(self, connection: Connection) -> None:
+        if has_unsettled_topic(connection):
+            raise PreconditionFailed("adoption: expected every topic to be settled, found one that is not")
+        mark_adoption_complete(connection)
+
+
+def _require_adopting(connection: Connection) -> None:
+    if not is_adopting(connection):
+        raise PreconditionFailed("adoption: expected a catalog that is being adopted, found one that is complete")
+
+
+def _count_absent_ledgers(connection: Connection) -> AbsentLedgerCounts:
+    if not is_adopting(connection):
+        return AbsentLedgerCounts()
+    listed = select(func.count()).select_from(t.ledger).where(_L.place.is_not(None))
+    ledgers = connection.execute(listed).scalar_one() + count_removed_ledgers(connection)
+    return AbsentLedgerCounts(absent_ledgers=count_absent_ledgers(connection), total_ledgers=ledgers)
+
+
+def _read_loaded_ledgers(connection: Connection, shard: int, after: LedgerId, limit: int) -> list[LoadedLedger]:
+    columns = (
+        t.ledger,
+        t.ledger_list.c.topic_id,
+        t.ledger_list.c.component,
+        t.ledger_list.c.owner.label("keys"),
+        t.topic.c.name.label("topic"),
+    )
+    joined = _LEDGERS_WITH_LIST.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
+    page = select(*columns).select_from(joined).where(_L.ledger_id % SHARDS == shard, _L.ledger_id > after)
+    rows = connection.execute(page.order_by(_L.ledger_id).limit(limit)).all()
+    ids = [row.ledger_id for row in rows]
+    numbers_by_ledger: dict[int, list[int]] = defaultdict(list)
+    segments = select(_S.ledger_id, _S.number).where(is_one_of(connection, _S.ledger_id, ids))
+    for ledger_id, number in connection.execute(segments.order_by(_S.ledger_id, _S.number)):
+        numbers_by_ledger[ledger_id].append(number)
+    copies = select(t.ledger_copy).where(is_one_of(connection, _C.ledger_id, ids), _C.state == CopyState.LIVE.value)
+    context_by_copy = {(row.ledger_id, row.kind): row.context for row in connection.execute(copies)}
+    return [
+        dataclass_from_row(
+            LoadedLedger,
+            row,
+            component=Component(row.component),
+            owner=LedgerOwner(
+                application=row.application,
+                component=Component(row.component),
+                topic_id=TopicId(row.topic_id),
+                topic=row.topic,
+                keys=parse_owner_keys(row.keys),
+            ),
+            state=LedgerState(row.state),
+            is_listed=row.place is not None,
+            segments=tuple(numbers_by_ledger[row.ledger_id]),
+            has_primary=(row.ledger_id, CopyKind.LEDGER.value) in context_by_copy,
+            tiered_context=context_by_copy.get((row.ledger_id, CopyKind.OFFLOADED_LEDGER.value)),
+        )
+        for row in rows
+    ]
+
+
+def _remove_unlisted_or_detached_ledgers(connection: Connection) -> None:
+    """Remove ledgers that lost list or place, or have an intent of a higher generation. Objects stay in storage."""
+    is_superseded = exists().where(_P.ledger_id == _L.ledger_id, _P.generation > _L.generation)
+    is_unlisted = and_(_L.place.is_(None), _L.state != LedgerState.CREATING.value)
+    query = select(_L.ledger_id, t.ledger_list.c.topic_id)
+    rows = connection.execute(query.select_from(_LEDGERS_WITH_LIST).where(or_(is_unlisted, is_superseded))).all()
+    topic_by_ledger = {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}
+    remove_ledgers(connection, is_one_of(connection, _L.ledger_id, topic_by_ledger))
+    remove_ledgers(connection, ~exists().where(t.ledger_list.c.list_id == _L.list_id))
+    ledgers_by_topic: dict[TopicId, list[LedgerId]] = defaultdict(list)
+    for ledger_id, topic_id in topic_by_ledger.items():
+        ledgers_by_topic[topic_id].append(ledger_id)
+    for topic_id, ledger_ids in ledgers_by_topic.items():
+        move_cursors_past_removed_ledgers(connection, topic_id, ledger_ids)
+    store_outcomes_of_unstaged_ledgers(connection, topic_by_ledger, AdoptionOutcome.REVIVED)
+
+
+def _match_lost_references(column: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Select rows that refer to a ledger without a place or without objects."""
+    is_missing = exists().where(t.adoption.c.ledger_id == column, t.adoption.c.adoptee == AdoptionOutcome.MISSING.value)
+    return and_(column.is_not(None), or_(~_is_listed(column), is_missing))
+
+
+def _is_listed(column: ColumnElement[Any]) -> ColumnElement[bool]:
+    return exists().where(_L.ledger_id == column, _L.place.is_not(None))
+
+
+def _forget_lost_snapshots(connection: Connection) -> None:
+    """Remove references to lost snapshots. Cursors, buffers and delayed indexes work without these snapshots."""
+    forget_cursor_snapshots(connection, _match_lost_references(t.cursor.c.snapshot_ledger))
+    forget_buffer_snapshots(connection, _match_lost_references(t.transaction_snapshot.c.ledger_id))
+    bucket = t.delayed_bucket.c
+    topic_ids = connection.execute(
+        select(bucket.topic_id).where(_match_lost_references(bucket.ledger_id)).distinct()
+    ).scalars()
+    clear_bucket_lists(connection, [TopicId(topic_id) for topic_id in topic_ids])
+
+
+def _remove_newborn_and_unreferenced_ledgers(connection: Connection) -> None:
+    """Remove newborn ledgers, and component ledgers to which no row refers. Objects stay in storage."""
+    component = t.ledger_list.c.component
+    is_named = or_(
+        *(
+            and_(component == name, exists().where(column == _L.ledger_id))
+            for name, column in REFERRING_COLUMN_BY_COMPONENT.items()
+        )
+    )
+    is_unnamed = and_(component.in_(list(REFERRING_COLUMN_BY_COMPONENT)), ~is_named)
+    is_newborn = and_(component == Component.MANAGED_LEDGER.value, _L.place.is_(None))
+    query = select(_L.ledger_id, t.ledger_list.c.topic_id).select_from(_LEDGERS_WITH_LIST)
+    rows = connection.execute(query.where(or_(is_unnamed, is_newborn)))
+    topic_by_ledger = {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}
+    remove_ledgers(connection, is_one_of(connection, _L.ledger_id, topic_by_ledger))
+    store_outcomes_of_unstaged_ledgers(connection, topic_by_ledger, AdoptionOutcome.DETACHED)
+
+
+def _build_report(connection: Connection) -> AdoptionCounts:
+    counts = count_ledgers_by_outcome(connection)
+
+    def count_ledgers(outcome: AdoptionOutcome) -> int:
+        return counts.get(outcome, (0, 0))[0]
+
+    return AdoptionCounts(
+        adopted_ledgers=count_ledgers(AdoptionOutcome.ADOPTED),
+        adopted_segments=sum(segments for _, segments in counts.values()),
+        detached=count_ledgers(AdoptionOutcome.DETACHED),
+        revived=count_ledgers(AdoptionOutcome.REVIVED),
+        revived_ledgers=sample_ledger_ids(connection, AdoptionOutcome.REVIVED),
+        missing_data=count_ledgers(AdoptionOutcome.MISSING),
+        missing_ledgers=sample_ledger_ids(connection, AdoptionOutcome.MISSING),
+        schemas_left_out=count_ledgers(AdoptionOutcome.LEFT_OUT),
+        schemas_left_out_of=sample_topic_names(connection, AdoptionOutcome.LEFT_OUT),
+    )
