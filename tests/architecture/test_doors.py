@@ -89,7 +89,9 @@ def _written(module: Module) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, table) for table in _TEXT.findall(node.value) if table in tables.metadata.tables)
 
 
-_MODULES = [one for one in modules("infra", "workers") if _is_sql(one) and "/migrations/" not in one.where]
+_MODULES = [
+    one for one in modules("logstore", "infra", "spark", "workers") if _is_sql(one) and "/migrations/" not in one.where
+]
 
 
 def _door(table: str) -> str:
