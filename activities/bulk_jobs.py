@@ -10,7 +10,7 @@ from logstore.atomic_files import create_or_read_text
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog import CatalogIdentity
+from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob, BulkJobProgress, BulkJobSummary
 
 RUN_CLAIM_S: Final = 86_400.0

@@ -9,10 +9,13 @@ from activities.deletion import metrics
 from activities.deletion.claims_and_causes import detach_arguments
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.owner_routing import is_valid_topic_name, require_topic_name_if_known
+from logstore.catalog.log.message_ledgers import MessageLedgers
+from logstore.catalog.log.topics import Topics
+from logstore.catalog.offload.tiered_copies import Offloads
 from logstore.errors import SextonError, UnknownObject
 from logstore.offload.services.tiered_copy_upload import CopyEvidence, UploadAttemptResult
 from logstore.offload.tiered_copy import CopyLengths
-from logstore.ports.catalog import MessageLedgers, Offloads, OffloadStartOutcome, PublishedTieredCopy, Topics
+from logstore.ports.catalog.offload import OffloadStartOutcome, PublishedTieredCopy
 from logstore.positions import LedgerId, TopicId
 from logstore.stop_checks import raise_if_stopped
 

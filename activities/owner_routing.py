@@ -13,10 +13,10 @@ from pydantic import Field
 from typing_extensions import TypeAliasType
 
 from activities.heartbeats import send_heartbeats
+from logstore.catalog.log.topics import Topics
 from logstore.errors import InvalidInput, LookupRefused, OutcomeUnknown, RetryableError, ServiceFailed, UnknownObject
 from logstore.ownership import Lease
 from logstore.ports.bundle_owners import OtherBundleOwner, TopicOwners
-from logstore.ports.catalog import Topics
 from logstore.positions import TopicId
 from logstore.validated_names import TopicName
 

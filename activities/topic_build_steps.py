@@ -9,9 +9,11 @@ from typing import Final, TypeVar
 from activities.bulk_jobs import RUN_CLAIM_S, OwnedBulkOutput, run_bulk_job
 from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import send_heartbeats_during_renewals
+from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog import CatalogIdentity, ReconciliationRuns, RunKind
+from logstore.ports.catalog.identity import CatalogIdentity
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.reconciliation.bulk_job_inputs_and_results import LEFT_OUT, BulkJob, BulkJobSummary
 from logstore.stop_checks import raise_if_stopped
 

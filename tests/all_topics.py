@@ -1,6 +1,7 @@
 """Every topic of a catalog, for tests alone: the product goes by pages."""
 
-from logstore.ports.catalog import Topic, Topics
+from logstore.catalog.log.topics import Topics
+from logstore.ports.catalog.log import Topic
 
 
 def list_all_topics(topics: Topics) -> list[Topic]:

@@ -20,12 +20,12 @@ from temporalio.client import (
 from temporalio.converter import PayloadConverter
 from temporalio.service import RPCError, RPCStatusCode
 
-from logstore.catalog import Database, SqlCatalog
+from logstore.catalog import Catalog, Database
 from logstore.errors import CatalogMismatch, CatalogOutdated, ServiceRefused, SextonError
 from logstore.identity.bucket_markers import BucketRole, MarkerState
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.offload.tiered_copy import CopyLocation
-from logstore.ports.catalog import CatalogIdentity
+from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.ports.object_storage import BucketAtLocation, OwnedStore
 from logstore.records.services.manifest_publication import require_current_catalog
 from workers.assembly.checked_buckets import make_checked_bucket_opener_by_name
@@ -89,7 +89,7 @@ def list_configured_buckets(settings: Settings) -> tuple[tuple[BucketRole, str],
 
 def mark_unmarked_buckets(settings: Settings, database: Database) -> dict[str, str]:
     """Write missing markers into the configured buckets. Return "marked" or the problem, by bucket name."""
-    get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(SqlCatalog(database).identities))
+    get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(Catalog(database).identities))
     error_by_bucket = {
         bucket: _catch_unanswered_comparison(get_bucket(role, bucket).require_ownership_once)
         for role, bucket in list_configured_buckets(settings)
@@ -127,7 +127,7 @@ def mark_or_refuse_primary_and_tiered(
             _log.warning("a bucket is compared with the catalog at its first use: %s", error)
 
 
-def refuse_outdated_catalog(settings: Settings, catalog: SqlCatalog) -> None:
+def refuse_outdated_catalog(settings: Settings, catalog: Catalog) -> None:
     """Compare the catalog with the newest manifest of its record log. Skip a records bucket without a marker.
 
     Raises:

@@ -11,12 +11,15 @@ from activities.topic_build_steps import (
     TopicBuildSteps,
     TopicBuildSummary,
 )
+from logstore.catalog.delayed.delayed_index import DelayedIndex
+from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.delayed.index_build_job import BuildDelayedIndexJob, BuiltIndexFiles, BuiltTopicIndex
 from logstore.delayed.services.built_index_publisher import BuiltIndexPublisher
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog import CatalogIdentity, DelayedIndex, ReconciliationRuns, RunKind
+from logstore.ports.catalog.identity import CatalogIdentity
+from logstore.ports.catalog.reconciliation import RunKind
 
 
 class DelayedIndexBuildActivities(TopicBuildSteps):

@@ -28,6 +28,8 @@ from activities.delayed.inputs_and_results import (
 from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats, send_heartbeats_and_renew
 from activities.owner_routing import require_topic_name_if_known
+from logstore.catalog.delayed.delayed_index import DelayedIndex
+from logstore.catalog.log.topics import Topics
 from logstore.delayed.index_buckets import (
     IndexBucket,
     IndexBucketList,
@@ -38,7 +40,8 @@ from logstore.delayed.index_buckets import (
 from logstore.delayed.services.bucket_merger import IndexMergeResult, Merger
 from logstore.delayed.services.log_sealer import Sealer
 from logstore.errors import PreconditionFailed, SextonError, UnknownObject
-from logstore.ports.catalog import Claim, DelayedIndex, Topics, TopicState
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.log import TopicState
 from logstore.positions import LedgerId, TopicId
 from logstore.stop_checks import raise_if_stopped
 

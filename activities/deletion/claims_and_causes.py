@@ -6,7 +6,7 @@ from temporalio import activity
 
 from activities.deletion import metrics
 from activities.deletion.inputs_and_results import DetachResult
-from logstore.ports.catalog import AuditCause, Claim, DetachedBatch
+from logstore.ports.catalog.deletion import AuditCause, Claim, DetachedBatch
 
 CLAIM_S: Final = 60.0
 """Duration of a row's claim in seconds. Heartbeats renew the claim."""

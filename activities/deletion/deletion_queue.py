@@ -15,7 +15,9 @@ from activities.deletion.inputs_and_results import (
     TakeOverStalledInput,
 )
 from activities.heartbeats import define_activity, send_heartbeats
-from logstore.ports.catalog import MessageLedgers, PhaseTwoQueue, PhaseTwoQueueUpkeep
+from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
+from logstore.catalog.deletion.queue_upkeep import PhaseTwoQueueUpkeep
+from logstore.catalog.log.message_ledgers import MessageLedgers
 
 _PAUSED_CLAIM_S = 900.0  # renewed every ten minutes: a renewal may come five minutes late
 

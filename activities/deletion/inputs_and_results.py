@@ -6,7 +6,7 @@ from activities.owner_routing import OwnerRoutedInput
 from logstore.deletion.intents import IntentKey, Outcome
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import IntentRowRange
+from logstore.ports.catalog.deletion import IntentRowRange
 from logstore.positions import LedgerId
 from logstore.records.tombstone_rules import CompoundOperation
 

@@ -49,6 +49,10 @@ from activities.owner_routing import (
     resolve_lease_or_redirect,
     to_completed_work,
 )
+from logstore.catalog.deletion.phase_one import PhaseOne
+from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
+from logstore.catalog.log.message_ledgers import MessageLedgers
+from logstore.catalog.log.topics import Topics
 from logstore.deletion.intents import (
     STUCK_AFTER_ATTEMPTS,
     BatchCertificate,
@@ -70,7 +74,7 @@ from logstore.errors import (
 )
 from logstore.log.ledgers import CopyKind
 from logstore.ports.bundle_owners import TopicOwners
-from logstore.ports.catalog import Claim, IntentResult, MessageLedgers, PhaseOne, PhaseTwoQueue, Topics
+from logstore.ports.catalog.deletion import Claim, IntentResult
 from logstore.ports.object_storage import StorageByCopyKind
 from logstore.positions import LedgerId, TopicId
 from logstore.records.services.shared_flushes import SharedFlushes

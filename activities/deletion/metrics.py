@@ -14,7 +14,7 @@ from temporalio import activity
 
 from logstore.deletion.intents import DeletionIntent, Outcome
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import FiledIntentCount, IntentResult, IntentTally
+from logstore.ports.catalog.deletion import FiledIntentCount, IntentResult, IntentTally
 
 _Labels = tuple[tuple[str, str], ...]
 

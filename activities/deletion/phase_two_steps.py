@@ -11,6 +11,7 @@ from activities.deletion.claims_and_causes import CLAIM_S
 from activities.deletion.deletion_pace import DeletionPace
 from activities.deletion.inputs_and_results import ChunkResult, DeleteIntentResult
 from activities.heartbeats import ClaimRenewingHeartbeats
+from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
 from logstore.deletion.intents import (
     CopyVerdict,
     DeletionIntent,
@@ -33,7 +34,7 @@ from logstore.errors import (
     Unsupported,
 )
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import IntentResult, PhaseTwoQueue
+from logstore.ports.catalog.deletion import IntentResult
 from logstore.ports.object_storage import CopyRemovalResult, CopyStorage, StorageByCopyKind
 from logstore.records.services.shared_flushes import SharedFlushes
 

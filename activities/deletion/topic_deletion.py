@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from activities.deletion.claims_and_causes import count_and_summarize_detach, detach_arguments, own_workflow_cause
 from activities.deletion.inputs_and_results import DetachResult
 from activities.heartbeats import define_activity, send_heartbeats
+from logstore.catalog.deletion.phase_one import PhaseOne
+from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.errors import StaleCatalog
-from logstore.ports.catalog import MessageLedgers, PhaseOne
 from logstore.positions import TopicId
 from logstore.records.tombstone_rules import parse_delete_durability
 

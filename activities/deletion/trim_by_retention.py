@@ -11,8 +11,13 @@ from activities.deletion.claims_and_causes import count_and_summarize_detach, de
 from activities.deletion.inputs_and_results import DetachResult
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.owner_routing import require_topic_name_if_known
+from logstore.catalog.deletion.phase_one import PhaseOne
+from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
+from logstore.catalog.log.message_ledgers import MessageLedgers
+from logstore.catalog.log.topics import Topics
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable, UnknownObject
-from logstore.ports.catalog import DetachedBatch, MessageLedgers, PhaseOne, PhaseTwoQueue, Topic, Topics, TopicState
+from logstore.ports.catalog.deletion import DetachedBatch
+from logstore.ports.catalog.log import Topic, TopicState
 from logstore.positions import TopicId
 from logstore.stop_checks import raise_if_stopped
 

@@ -23,8 +23,10 @@ from activities.pulsar.inputs_and_results import (
     CheckAbortsInput,
     CheckedAborts,
 )
+from logstore.catalog.audit_log import AuditLogWriter
+from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.errors import PreconditionFailed, ServiceFailed, StoreUnavailable, UnknownObject
-from logstore.ports.catalog import AuditLogWriter, ReconciliationRun, ReconciliationRuns, RunKind
+from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 from logstore.ports.pulsar_cluster import ClusterTransactions, PulsarClusterAccess
 from logstore.pulsar.cluster_transactions import (
     AFTER_ABORT,

@@ -14,15 +14,9 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, BinaryIO, Final
 
+from logstore.catalog.reconciliation.cluster_journal import ClusterJournal, iterate_journal, iterate_removals
 from logstore.failpoints import effect
-from logstore.ports.catalog import (
-    ClusterJournal,
-    JournaledLedger,
-    JournaledRemoval,
-    ReconciliationRun,
-    iterate_journal,
-    iterate_removals,
-)
+from logstore.ports.catalog.reconciliation import JournaledLedger, JournaledRemoval, ReconciliationRun
 from logstore.ports.object_storage import OwnedStore
 from logstore.pulsar.plan_jobs import LEDGERS_ROOT
 from logstore.stop_checks import raise_if_stopped

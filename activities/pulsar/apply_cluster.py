@@ -39,6 +39,9 @@ from activities.pulsar.orphan_selection import (
     select_orphans,
 )
 from activities.reconciliation import finding_fates
+from logstore.catalog.audit_log import AuditLogWriter
+from logstore.catalog.reconciliation.cluster_journal import ClusterJournal, iterate_journal
+from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.errors import (
     PreconditionFailed,
     StoreUnavailable,
@@ -47,16 +50,8 @@ from logstore.errors import (
 )
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog import (
-    AuditLogWriter,
-    CatalogIdentity,
-    ClusterJournal,
-    JournaledLedger,
-    ReconciliationRun,
-    ReconciliationRuns,
-    RunKind,
-    iterate_journal,
-)
+from logstore.ports.catalog.identity import CatalogIdentity
+from logstore.ports.catalog.reconciliation import JournaledLedger, ReconciliationRun, RunKind
 from logstore.ports.object_storage import OwnedStore
 from logstore.ports.pulsar_cluster import MAX_LEDGERS_PER_DELETION, ClusterChanges, PulsarClusterAccess
 from logstore.pulsar.cluster_findings import require_ledger_id

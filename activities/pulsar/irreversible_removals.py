@@ -11,8 +11,9 @@ from typing import Final
 from activities.pulsar.journal_copies import JournalCopies
 from activities.pulsar.orphan_selection import IRREVERSIBLE_KINDS
 from activities.reconciliation import finding_fates
+from logstore.catalog.reconciliation.cluster_journal import ClusterJournal
 from logstore.errors import UnexpectedClusterState
-from logstore.ports.catalog import ClusterJournal, JournaledRemoval, ReconciliationRun
+from logstore.ports.catalog.reconciliation import JournaledRemoval, ReconciliationRun
 from logstore.ports.pulsar_cluster import ClusterChanges, RemovalLook, RemovalResult
 from logstore.rate_limiter import RateLimiter
 from logstore.reconciliation.finding_files import FateOfFinding

@@ -13,17 +13,12 @@ from hashlib import sha256
 from itertools import chain, groupby
 from typing import Any, Final
 
+from logstore.catalog.reconciliation.cluster_journal import ClusterJournal
+from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.errors import PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.failpoints import effect
-from logstore.ports.catalog import (
-    Claim,
-    ClusterJournal,
-    JournaledLedger,
-    JournaledRemoval,
-    ReconciliationRun,
-    ReconciliationRuns,
-    RunKind,
-)
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.reconciliation import JournaledLedger, JournaledRemoval, ReconciliationRun, RunKind
 from logstore.ports.object_storage import ObjectInfo, OwnedStore, object_keys
 from logstore.pulsar.plan_jobs import IDENTITY
 from logstore.pulsar.znode_names import format_ledger_path

@@ -8,9 +8,11 @@ from activities.heartbeats import define_activity, send_heartbeats
 from activities.pulsar.inputs_and_results import BeginClusterPlanInput, BegunClusterPlan
 from activities.reconciliation.inputs_and_results import BulkJobInput, BulkJobResult, PlanStepInput
 from activities.reconciliation.plan_runs import PlanRuns, describe_left_out, find_result
+from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog import CatalogIdentity, ReconciliationRun, ReconciliationRuns, RunKind
+from logstore.ports.catalog.identity import CatalogIdentity
+from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 from logstore.ports.pulsar_cluster import PulsarClusterAccess
 from logstore.pulsar.ledger_verdicts import LedgerVerdict
 from logstore.pulsar.plan_jobs import (

@@ -15,8 +15,12 @@ from activities.heartbeats import define_activity, send_heartbeats
 from activities.pulsar.inputs_and_results import BeginUndoInput, UndonePage, UndoPageInput
 from activities.pulsar.journal_copies import JournalCopies, find_or_read_back_apply
 from activities.pulsar.leased_clusters import name_apply, name_undo, open_planned_cluster
+from logstore.catalog.audit_log import AuditLogWriter
+from logstore.catalog.reconciliation.cluster_journal import ClusterJournal
+from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.errors import UnknownObject
-from logstore.ports.catalog import AuditLogWriter, CatalogIdentity, ClusterJournal, JournaledLedger, ReconciliationRuns
+from logstore.ports.catalog.identity import CatalogIdentity
+from logstore.ports.catalog.reconciliation import JournaledLedger
 from logstore.ports.object_storage import OwnedStore
 from logstore.ports.pulsar_cluster import PulsarClusterAccess
 from logstore.pulsar.plan_jobs import IDENTITY

@@ -28,17 +28,13 @@ from activities.reconciliation.recheck_page import (
     select_findings_to_file,
     select_single_objects,
 )
+from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog import (
-    AuditCause,
-    CatalogIdentity,
-    FiledCopyRow,
-    FindingsFilingRequest,
-    ReconciliationRuns,
-    RunKind,
-)
+from logstore.ports.catalog.deletion import AuditCause
+from logstore.ports.catalog.identity import CatalogIdentity
+from logstore.ports.catalog.reconciliation import FiledCopyRow, FindingsFilingRequest, RunKind
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_job_inputs_and_results import VerifyFindingsJob
 from logstore.reconciliation.finding_files import FindingFiles

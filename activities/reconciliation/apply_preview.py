@@ -14,7 +14,9 @@ from activities.reconciliation.recheck_page import (
     select_findings_to_file,
     select_single_objects,
 )
-from logstore.ports.catalog import CatalogIdentity, OrphanCopy, ReconciliationRuns
+from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
+from logstore.ports.catalog.identity import CatalogIdentity
+from logstore.ports.catalog.reconciliation import OrphanCopy
 from logstore.positions import LedgerId
 from logstore.reconciliation.finding_files import FateOfFinding
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, add_apply_counts, apply_batch_id

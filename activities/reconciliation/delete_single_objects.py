@@ -12,12 +12,13 @@ from activities.reconciliation.page_decision_files import (
     store_first_keep_reasons,
 )
 from activities.reconciliation.recheck_page import inspect_single_objects
+from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.deletion import intents
 from logstore.deletion.intents import StoredCopy
 from logstore.deletion.services.absence_proofs import sample_and_find_unconfirmed_keys
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import effect
-from logstore.ports.catalog import AuditCause, ReconciliationRuns
+from logstore.ports.catalog.deletion import AuditCause
 from logstore.ports.object_storage import ObjectStore
 from logstore.reconciliation.finding_files import FateOfFinding
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind

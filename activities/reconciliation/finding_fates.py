@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from logstore.deletion.intents import Outcome
-from logstore.ports.catalog import FiledCopyRow
+from logstore.ports.catalog.reconciliation import FiledCopyRow
 from logstore.reconciliation.finding_files import FateFiles, FateOfFinding
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, FindingKind, limit_samples
 from logstore.reconciliation.services.orphan_inspection import is_single_object

@@ -11,7 +11,7 @@ from typing import Any
 from logstore.atomic_files import create_or_read_text
 from logstore.errors import CorruptData
 from logstore.log.ledgers import CopyKind, LedgerStatement
-from logstore.ports.catalog import OrphanCopy
+from logstore.ports.catalog.reconciliation import OrphanCopy
 
 CopyAnswers = Mapping[int, OrphanCopy | str]
 """Answers of storage, by number of the finding. An answer is the copy to delete, or the reason to keep the copy."""

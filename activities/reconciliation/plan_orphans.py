@@ -13,9 +13,11 @@ from activities.reconciliation.inputs_and_results import (
     PlanStepInput,
 )
 from activities.reconciliation.plan_runs import PlanRuns, describe_left_out, find_result
+from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.errors import InvalidInput
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog import CatalogIdentity, ReconciliationRun, ReconciliationRuns, RunKind
+from logstore.ports.catalog.identity import CatalogIdentity
+from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     ROWS_BEFORE,

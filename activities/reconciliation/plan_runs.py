@@ -13,9 +13,11 @@ from temporalio import activity
 from activities.bulk_jobs import RUN_CLAIM_S, OwnedBulkOutput, run_bulk_job
 from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.reconciliation.inputs_and_results import BulkJobInput, BulkJobResult
+from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.errors import UnknownObject
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog import CatalogIdentity, ReconciliationRun, ReconciliationRuns, RunKind
+from logstore.ports.catalog.identity import CatalogIdentity
+from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 from logstore.reconciliation.bulk_job_inputs_and_results import LEFT_OUT, BulkJob, BulkJobSummary
 from logstore.reconciliation.findings import RESULT, PlanOrScrubResult, plan_result
 from logstore.stop_checks import raise_if_stopped

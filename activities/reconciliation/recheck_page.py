@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from logstore.ports.catalog import FindingsToFile, OrphanCopy
+from logstore.ports.catalog.reconciliation import FindingsToFile, OrphanCopy
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.services.orphan_inspection import ABSENT, OrphanInspector, is_copy, is_single_object

@@ -25,10 +25,12 @@ from activities.reconciliation.inputs_and_results import (
 )
 from activities.reconciliation.plan_runs import describe_left_out
 from logstore.atomic_files import replace_atomically
+from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.errors import CorruptData
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog import CatalogIdentity, ReconciliationRun, ReconciliationRuns, RunKind
+from logstore.ports.catalog.identity import CatalogIdentity
+from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     BulkJobSummary,
     CutScrubIntoPagesJob,

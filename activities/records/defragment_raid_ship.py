@@ -10,8 +10,8 @@ from temporalio import activity
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.records import metrics
 from activities.records.inputs_and_results import DefragmentInput, RaidInput, ShipToReplicasInput
+from logstore.catalog.records.outbox import RecordOutbox
 from logstore.errors import CatalogMismatch, PreconditionFailed, SextonError
-from logstore.ports.catalog import RecordOutbox
 from logstore.records.job_results import DefragmentedBlocks, RaidedTombstones, ShippedBlocks
 from logstore.records.services.defragmenter import DefragmentationResult, Defragmenter
 from logstore.records.services.records_bucket_sweeper import RecordsBucketSweeper

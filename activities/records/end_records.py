@@ -15,18 +15,14 @@ from activities.records.inputs_and_results import (
     EndRecordsPageResult,
     EndRecordsStart,
 )
+from logstore.catalog.deletion.phase_one import PhaseOne
+from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
+from logstore.catalog.log.message_ledgers import MessageLedgers
+from logstore.catalog.log.topics import Topics
+from logstore.catalog.records.outbox import RecordOutbox
 from logstore.errors import CatalogAdopting, CorruptData, StaleCatalog, UnknownObject
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import (
-    Ledger,
-    MessageLedgers,
-    PhaseOne,
-    PhaseTwoQueue,
-    RecordOutbox,
-    Topic,
-    Topics,
-    TopicState,
-)
+from logstore.ports.catalog.log import Ledger, Topic, TopicState
 from logstore.positions import LedgerId, TopicId
 from logstore.records.functions import LedgerRecord, RecordFunction, RecordFunctionRegistry, should_end_record
 from logstore.records.job_results import SelectionPageStart

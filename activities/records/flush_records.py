@@ -14,8 +14,8 @@ from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats, send_heartbeats_and_renew
 from activities.records import metrics
 from activities.records.inputs_and_results import FlushInput
+from logstore.catalog.records.outbox import RecordOutbox
 from logstore.errors import SextonError
-from logstore.ports.catalog import RecordOutbox
 from logstore.records.job_results import FlushedRecords
 from logstore.records.services.flusher import Flusher, raise_low_ceilings
 from logstore.stop_checks import raise_if_stopped

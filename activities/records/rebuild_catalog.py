@@ -21,12 +21,13 @@ from activities.records.inputs_and_results import (
     RebuildStepInput,
     RebuiltRecordCounts,
 )
+from logstore.catalog.records.outbox import RecordOutbox
+from logstore.catalog.records.rebuild_loading import RebuildDatabase
 from logstore.errors import PreconditionFailed
 from logstore.identity.bucket_markers import BucketRole
 from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog.catalog_rebuild import RebuildDatabase, RebuiltCatalogStart
-from logstore.ports.catalog.record_log import RecordOutbox
+from logstore.ports.catalog.records import RebuiltCatalogStart
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.job_results import RebuildAdoptionResult
 from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RebuildId, RowFilesFolder, WriteCatalogRowsJob

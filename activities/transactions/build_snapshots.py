@@ -10,8 +10,10 @@ from activities.topic_build_steps import (
     TopicBuildSteps,
     TopicBuildSummary,
 )
+from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog import CatalogIdentity, ReconciliationRuns, RunKind
+from logstore.ports.catalog.identity import CatalogIdentity
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.transactions.buffer_serialization import BufferFiles, BuildTransactionBuffersJob
 from logstore.transactions.services.buffer_snapshots import BufferSnapshots
 

@@ -21,8 +21,10 @@ from activities.transactions.inputs_and_results import (
     DrainResult,
     RemoveOldTransactionsInput,
 )
+from logstore.catalog.transactions.sql_transactions import Transactions
 from logstore.errors import StoreUnavailable
-from logstore.ports.catalog import Claim, CoordinatorWorkStatus, FinishedTransaction, StoredTransaction, Transactions
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.transactions import CoordinatorWorkStatus, FinishedTransaction, StoredTransaction
 from logstore.stop_checks import raise_if_stopped
 from logstore.transactions.services.broadcast import Broadcaster, BroadcastResult
 from logstore.transactions.transaction_ids_and_states import (

@@ -24,6 +24,7 @@ from typing import Final, Protocol
 from infra.coordination.bundle_takeover_rules import BundleTakeoverRules, FenceChecker, TakeoverTimes
 from infra.coordination.ownership_nodes import WorkerOwnershipNodes, worker_id_taken_error
 from infra.coordination.zookeeper_session import SessionState
+from logstore.catalog.ownership.fences import Fences
 from logstore.errors import OutcomeUnknown, RetryableError, SextonError
 from logstore.ownership import (
     BundleAcquisition,
@@ -36,7 +37,6 @@ from logstore.ownership import (
     bundles_to_shed,
     decide_reown,
 )
-from logstore.ports.catalog import Fences
 
 
 class BundleListener(Protocol):

@@ -20,10 +20,10 @@ from infra.coordination.bundle_holdings import BundleHoldings, BundleListener, O
 from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.ownership_nodes import WorkerOwnershipNodes, worker_id_taken_error
 from infra.coordination.zookeeper_session import SessionState, ZooKeeperSession
+from logstore.catalog.ownership.fences import Fences
 from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError, StoreUnavailable
 from logstore.ownership import Lease, WorkerLoad, bundle_of_topic
 from logstore.ports.bundle_owners import OtherBundleOwner
-from logstore.ports.catalog import Fences
 from logstore.retrying_clock import Backoff
 from logstore.validated_names import TopicName
 

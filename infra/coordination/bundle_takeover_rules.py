@@ -5,9 +5,9 @@ import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from logstore.catalog.ownership.fences import Fences
 from logstore.errors import RetryableError
 from logstore.ownership import BundleId, Lease, OwnershipView, bundles_to_take, rank_workers
-from logstore.ports.catalog import Fences
 
 _log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import threading
 from typing import Final
 
 from infra.coordination.bundle_holdings import OwnershipObserver
+from logstore.catalog.ownership.fences import Fences
 from logstore.errors import CatalogBusy, NotOwner, SextonError
 from logstore.ownership import BundleId, Lease, bundle_of_topic
-from logstore.ports.catalog import Fences
 from logstore.validated_names import TopicName
 
 _MAX_RAISES: Final = 40  # each waits for seconds; together they outlast PostgreSQL's timeout of a paused transaction

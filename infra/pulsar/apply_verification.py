@@ -17,7 +17,7 @@ from infra.pulsar.ledger_scan import find_existing_ledgers
 from infra.pulsar.scan_facts import ScannedReference, ScanProblem
 from infra.pulsar.stored_data import look_for_stored_data
 from infra.pulsar.znode_reads import ZnodeReader
-from logstore.ports.catalog import JournaledLedger
+from logstore.ports.catalog.reconciliation import JournaledLedger
 from logstore.ports.pulsar_cluster import StoredData
 from logstore.pulsar.ledger_metadata import BookKeeperLedgerState, find_stated_owner, parse_ledger_metadata
 from logstore.pulsar.znode_names import LOG_ROOTS

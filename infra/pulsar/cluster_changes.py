@@ -45,7 +45,7 @@ from logstore.errors import (
     UnexpectedClusterState,
     UnreadableClusterState,
 )
-from logstore.ports.catalog import JournaledLedger
+from logstore.ports.catalog.reconciliation import JournaledLedger
 from logstore.ports.pulsar_cluster import RemovalLook, RemovalResult, Restoration, StoredData
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind

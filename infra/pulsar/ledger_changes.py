@@ -17,7 +17,7 @@ from infra.coordination.zookeeper_session import ZooKeeperSession
 from infra.pulsar.cluster_lease import ANY_VERSION, ClusterLease, TakenLease, find_failed_operation, make_lease_lost
 from logstore.errors import UnexpectedClusterState
 from logstore.failpoints import effect
-from logstore.ports.catalog import JournaledLedger
+from logstore.ports.catalog.reconciliation import JournaledLedger
 from logstore.ports.pulsar_cluster import Restoration
 from logstore.pulsar.znode_names import parse_ledger_path
 

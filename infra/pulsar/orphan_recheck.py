@@ -15,7 +15,7 @@ from infra.pulsar.reference_scan import scan_schemas, scan_topics
 from infra.pulsar.scan_facts import ScannedReference, ScanProblem
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.errors import CorruptData, UnexpectedClusterState, UnreadableClusterState
-from logstore.ports.catalog import JournaledLedger
+from logstore.ports.catalog.reconciliation import JournaledLedger
 from logstore.pulsar.cluster_findings import COMPONENT, CZXID, OWNER, VERSION, require_ledger_id
 from logstore.pulsar.ledger_metadata import StatedOwner, find_stated_owner, parse_ledger_metadata
 from logstore.pulsar.ledger_verdicts import judge_owner_lookup

@@ -6,7 +6,7 @@ The reads do not fence a ledger: bookies go on to accept entries of its writer.
 from collections.abc import Sequence
 
 from infra.pulsar.bookie_reads import BookieConnections, EntryAnswer, EntryRequest
-from logstore.ports.catalog import JournaledLedger
+from logstore.ports.catalog.reconciliation import JournaledLedger
 from logstore.ports.pulsar_cluster import StoredData
 from logstore.pulsar.ledger_metadata import LedgerMetadata, parse_ledger_metadata
 

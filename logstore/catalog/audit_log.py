@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, func, insert, select
 
 from logstore.catalog import tables as t
 from logstore.catalog.engine.database import CatalogAdapter, in_write_transaction
-from logstore.ports.catalog import AuditCause
+from logstore.ports.catalog.deletion import AuditCause
 from logstore.positions import TopicId
 from logstore.trace_id import current_trace_id
 
@@ -46,9 +46,15 @@ class AuditedLedgers:
 _AUDIT = insert(t.audit)
 
 
-class SqlAuditLogWriter(CatalogAdapter):
+class AuditLogWriter(CatalogAdapter):
+    """Writer of audit rows for acts outside the catalog. Methods that change the catalog add their own audit rows."""
+
     @in_write_transaction("catalog.record_act")
     def record_act(self, connection: Connection, act: str, cause: AuditCause, *, detail: Mapping[str, object]) -> None:
+        """Record a destructive act before it happens, or record its result afterwards. `act` is in kebab-case.
+
+        Not idempotent: a repeated call adds an equal row.
+        """
         insert_audit_row(
             connection, act, cause, at_us=self._db.now_us(connection), topic_id=None, topic=None, detail=detail
         )

@@ -1,6 +1,6 @@
-"""Catalog in SQL: the ports of `logstore.ports.catalog` over one database.
+"""The catalog over one database.
 
-Each port is imported at its first use, because an import of all ports costs as much CPU as a command.
+Each part is imported at its first use, because an import of all parts costs as much CPU as a command.
 """
 
 from collections.abc import Iterator
@@ -15,42 +15,42 @@ from logstore.catalog.engine.database import Database
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from logstore.catalog.audit_log import SqlAuditLogWriter
-    from logstore.catalog.cursors.cursors import SqlCursors
-    from logstore.catalog.delayed.delayed_index import SqlDelayedIndex
-    from logstore.catalog.deletion.phase_one import SqlPhaseOne
-    from logstore.catalog.deletion.phase_two_queue import SqlPhaseTwoQueue
-    from logstore.catalog.deletion.queue_upkeep import SqlPhaseTwoQueueUpkeep
+    from logstore.catalog.audit_log import AuditLogWriter
+    from logstore.catalog.cursors.cursors import Cursors
+    from logstore.catalog.delayed.delayed_index import DelayedIndex
+    from logstore.catalog.deletion.phase_one import PhaseOne
+    from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
+    from logstore.catalog.deletion.queue_upkeep import PhaseTwoQueueUpkeep
     from logstore.catalog.identity.catalog_identity import SqlCatalogIdentity
-    from logstore.catalog.log.component_ledgers import SqlLedgersOfAllComponents
-    from logstore.catalog.log.group_commit import SqlGroupCommits
-    from logstore.catalog.log.ledger_inspection import SqlLedgerInspection
-    from logstore.catalog.log.message_ledgers import SqlMessageLedgers
-    from logstore.catalog.log.schema_versions import SqlSchemaVersions
-    from logstore.catalog.log.topics import SqlTopics
-    from logstore.catalog.offload.tiered_copies import SqlOffloads
-    from logstore.catalog.ownership.fences import SqlFences
-    from logstore.catalog.reconciliation.cluster_journal import SqlClusterJournal
-    from logstore.catalog.reconciliation.reconciliation_runs import SqlReconciliationRuns
-    from logstore.catalog.records.catalog_adoption import SqlCatalogAdoption
-    from logstore.catalog.records.outbox import SqlRecordOutbox
-    from logstore.catalog.records.tombstone_rows import SqlTombstones
-    from logstore.catalog.transactions.buffer_snapshots import SqlTransactionBufferSnapshots
-    from logstore.catalog.transactions.sql_transactions import SqlTransactions
+    from logstore.catalog.log.component_ledgers import LedgersOfAllComponents
+    from logstore.catalog.log.group_commit import GroupCommits
+    from logstore.catalog.log.ledger_inspection import LedgerInspection
+    from logstore.catalog.log.message_ledgers import MessageLedgers
+    from logstore.catalog.log.schema_versions import SchemaVersions
+    from logstore.catalog.log.topics import Topics
+    from logstore.catalog.offload.tiered_copies import Offloads
+    from logstore.catalog.ownership.fences import Fences
+    from logstore.catalog.reconciliation.cluster_journal import ClusterJournal
+    from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
+    from logstore.catalog.records.catalog_adoption import CatalogAdoption
+    from logstore.catalog.records.outbox import RecordOutbox
+    from logstore.catalog.records.tombstone_rows import Tombstones
+    from logstore.catalog.transactions.buffer_snapshots import TransactionBufferSnapshots
+    from logstore.catalog.transactions.sql_transactions import Transactions
 
 
-def _declare_port(
+def _declare_part(
     module: str,
     name: str,
     *settings: str,
     while_adopting: bool = False,
 ) -> Any:  # noqa: ANN401 - the attribute's annotation says it
-    """Declare a port that is built at its first use. `settings` are attributes of `SqlCatalog` that the port needs.
+    """Declare a part that is built at its first use. `settings` are attributes of `Catalog` that the part needs.
 
-    Only a port with `while_adopting` may write to a rebuilt catalog before adoption is complete.
+    Only a part with `while_adopting` may write to a rebuilt catalog before adoption is complete.
     """
 
-    def build(catalog: "SqlCatalog") -> object:
+    def build(catalog: "Catalog") -> object:
         adapter = getattr(import_module(f"logstore.catalog.{module}"), name)
         database = catalog.database if while_adopting else catalog.guarded_database
         return adapter(database, **{setting: getattr(catalog, setting) for setting in settings})
@@ -58,43 +58,39 @@ def _declare_port(
     return cached_property(build)
 
 
-class SqlCatalog:
-    """`Catalog` in SQL. The caller has checked the catalog's version.
+class Catalog:
+    """All parts of the catalog. Each service gets only the parts that it needs. The caller has checked the version.
 
     A newborn ledger older than `registration_timeout_s` counts as abandoned.
     """
 
-    topics: "SqlTopics" = _declare_port("log.topics", "SqlTopics")
-    ledgers: "SqlMessageLedgers" = _declare_port("log.message_ledgers", "SqlMessageLedgers")
-    components: "SqlLedgersOfAllComponents" = _declare_port("log.component_ledgers", "SqlLedgersOfAllComponents")
-    cursors: "SqlCursors" = _declare_port("cursors.cursors", "SqlCursors")
-    schemas: "SqlSchemaVersions" = _declare_port("log.schema_versions", "SqlSchemaVersions")
-    commits: "SqlGroupCommits" = _declare_port("log.group_commit", "SqlGroupCommits")
-    adoption: "SqlCatalogAdoption" = _declare_port(
-        "records.catalog_adoption", "SqlCatalogAdoption", while_adopting=True
-    )
-    identities: "SqlCatalogIdentity" = _declare_port(
+    topics: "Topics" = _declare_part("log.topics", "Topics")
+    ledgers: "MessageLedgers" = _declare_part("log.message_ledgers", "MessageLedgers")
+    components: "LedgersOfAllComponents" = _declare_part("log.component_ledgers", "LedgersOfAllComponents")
+    cursors: "Cursors" = _declare_part("cursors.cursors", "Cursors")
+    schemas: "SchemaVersions" = _declare_part("log.schema_versions", "SchemaVersions")
+    commits: "GroupCommits" = _declare_part("log.group_commit", "GroupCommits")
+    adoption: "CatalogAdoption" = _declare_part("records.catalog_adoption", "CatalogAdoption", while_adopting=True)
+    identities: "SqlCatalogIdentity" = _declare_part(
         "identity.catalog_identity", "SqlCatalogIdentity", while_adopting=True
     )
-    inspection: "SqlLedgerInspection" = _declare_port("log.ledger_inspection", "SqlLedgerInspection")
-    fences: "SqlFences" = _declare_port("ownership.fences", "SqlFences")
-    audit_log: "SqlAuditLogWriter" = _declare_port("audit_log", "SqlAuditLogWriter")
-    deletions: "SqlPhaseTwoQueue" = _declare_port("deletion.phase_two_queue", "SqlPhaseTwoQueue")
-    phase_one: "SqlPhaseOne" = _declare_port("deletion.phase_one", "SqlPhaseOne", "registration_timeout_s")
-    upkeep: "SqlPhaseTwoQueueUpkeep" = _declare_port(
-        "deletion.queue_upkeep", "SqlPhaseTwoQueueUpkeep", "registration_timeout_s"
+    inspection: "LedgerInspection" = _declare_part("log.ledger_inspection", "LedgerInspection")
+    fences: "Fences" = _declare_part("ownership.fences", "Fences")
+    audit_log: "AuditLogWriter" = _declare_part("audit_log", "AuditLogWriter")
+    deletions: "PhaseTwoQueue" = _declare_part("deletion.phase_two_queue", "PhaseTwoQueue")
+    phase_one: "PhaseOne" = _declare_part("deletion.phase_one", "PhaseOne", "registration_timeout_s")
+    upkeep: "PhaseTwoQueueUpkeep" = _declare_part(
+        "deletion.queue_upkeep", "PhaseTwoQueueUpkeep", "registration_timeout_s"
     )
-    offloads: "SqlOffloads" = _declare_port("offload.tiered_copies", "SqlOffloads")
-    reconciliation: "SqlReconciliationRuns" = _declare_port(
-        "reconciliation.reconciliation_runs", "SqlReconciliationRuns"
-    )
-    cluster_journal: "SqlClusterJournal" = _declare_port("reconciliation.cluster_journal", "SqlClusterJournal")
-    records: "SqlRecordOutbox" = _declare_port("records.outbox", "SqlRecordOutbox", while_adopting=True)
-    tombstones: "SqlTombstones" = _declare_port("records.tombstone_rows", "SqlTombstones")
-    transactions: "SqlTransactions" = _declare_port("transactions.sql_transactions", "SqlTransactions")
-    delayed: "SqlDelayedIndex" = _declare_port("delayed.delayed_index", "SqlDelayedIndex")
-    transaction_snapshots: "SqlTransactionBufferSnapshots" = _declare_port(
-        "transactions.buffer_snapshots", "SqlTransactionBufferSnapshots"
+    offloads: "Offloads" = _declare_part("offload.tiered_copies", "Offloads")
+    reconciliation: "ReconciliationRuns" = _declare_part("reconciliation.reconciliation_runs", "ReconciliationRuns")
+    cluster_journal: "ClusterJournal" = _declare_part("reconciliation.cluster_journal", "ClusterJournal")
+    records: "RecordOutbox" = _declare_part("records.outbox", "RecordOutbox", while_adopting=True)
+    tombstones: "Tombstones" = _declare_part("records.tombstone_rows", "Tombstones")
+    transactions: "Transactions" = _declare_part("transactions.sql_transactions", "Transactions")
+    delayed: "DelayedIndex" = _declare_part("delayed.delayed_index", "DelayedIndex")
+    transaction_snapshots: "TransactionBufferSnapshots" = _declare_part(
+        "transactions.buffer_snapshots", "TransactionBufferSnapshots"
     )
 
     def __init__(self, database: Database, *, registration_timeout_s: float = 600) -> None:
@@ -112,7 +108,7 @@ def _require_ready_catalog(connection: "Connection") -> None:
 
 
 @contextmanager
-def open_catalog(url: str, *, registration_timeout_s: float = 600) -> Iterator[SqlCatalog]:
+def open_catalog(url: str, *, registration_timeout_s: float = 600) -> Iterator[Catalog]:
     """Open a catalog while the block runs, if it has the version of this build.
 
     Raises:
@@ -123,4 +119,4 @@ def open_catalog(url: str, *, registration_timeout_s: float = 600) -> Iterator[S
     """
     with closing(Database(url)) as database:
         require_current_version(database)
-        yield SqlCatalog(database, registration_timeout_s=registration_timeout_s)
+        yield Catalog(database, registration_timeout_s=registration_timeout_s)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from logstore.ports.catalog.cluster_journal import JournaledLedger
+from logstore.ports.catalog.reconciliation import JournaledLedger
 from logstore.pulsar.cluster_check import ClusterCheck
 from logstore.pulsar.cluster_findings import RemovalPart
 from logstore.pulsar.cluster_transactions import OpenTransaction, TransactionParticipant, TransactionReport

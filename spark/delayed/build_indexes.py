@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from logstore.atomic_files import replace_atomically
-from logstore.catalog import SqlCatalog, open_catalog
+from logstore.catalog import Catalog, open_catalog
 from logstore.catalog.delayed.index_work_queries import build_delayed_and_bucket_topic_queries
 from logstore.delayed.bucket_contents import merge_row_ranges
 from logstore.delayed.index_build_job import (
@@ -25,7 +25,7 @@ from logstore.delayed.index_build_job import (
 from logstore.delayed.services.delivery_time_reader import DeliveryTimeReader, WaitingMessageFilter, last_position
 from logstore.delayed.snapshot_file import IndexSnapshotWriter
 from logstore.errors import CorruptData, MissingData
-from logstore.ports.catalog import Claim
+from logstore.ports.catalog.deletion import Claim
 from logstore.positions import EARLIEST, Position, TopicId
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from spark.job_runner import JobContext
@@ -97,13 +97,13 @@ def _claim_and_cut_topic_logs(
         return [_claim_and_cut_topic_log(catalog, log, job, TopicId(topic_id)) for topic_id in topics]
 
 
-def _open_log(addresses: CatalogAddresses, catalog: SqlCatalog) -> DeliveryTimeReader:
+def _open_log(addresses: CatalogAddresses, catalog: Catalog) -> DeliveryTimeReader:
     primary, tiered = open_log_stores(addresses, catalog)
     return DeliveryTimeReader(ledgers=catalog.ledgers, objects=primary, tiered=tiered)
 
 
 def _claim_and_cut_topic_log(
-    catalog: SqlCatalog, log: DeliveryTimeReader, job: BuildDelayedIndexJob, topic_id: TopicId
+    catalog: Catalog, log: DeliveryTimeReader, job: BuildDelayedIndexJob, topic_id: TopicId
 ) -> _CutTopicLog | None:
     if not is_active_topic(catalog, topic_id):
         return None
@@ -150,7 +150,7 @@ def _write_snapshot_files(
 
 
 def _write_snapshot_file(
-    catalog: SqlCatalog, log: DeliveryTimeReader, folder: Path, task: _SnapshotTask
+    catalog: Catalog, log: DeliveryTimeReader, folder: Path, task: _SnapshotTask
 ) -> _SnapshotResult:
     topic_id, log_range = task.topic_id, task.log_range
     frontier = catalog.transactions.read_frontier(topic_id, from_ledger=log_range.first.ledger_id)

@@ -20,7 +20,7 @@ from logstore.errors import CorruptData
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import data_key, parse_uuid_and_location
-from logstore.ports.catalog import Segment
+from logstore.ports.catalog.log import Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.rate_limiter import RateLimiter

@@ -38,7 +38,7 @@ from logstore.errors import InvalidInput
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.log.segment_format import entry_schema
 from logstore.log.services.segment_reader import read_columns
-from logstore.ports.catalog import Segment
+from logstore.ports.catalog.log import Segment
 from logstore.positions import LedgerId
 from spark.sources.bucket_listings import LISTING_SCHEMA, TIERED_RANGES, shard_key_range, to_record_batches
 from spark.sources.store_addresses import CatalogAddresses

@@ -7,14 +7,14 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import Select
 
 from infra.objects.bucket_address import BucketAddress
-from logstore.catalog import SqlCatalog
+from logstore.catalog import Catalog
 from logstore.catalog.engine.arrow_bulk import open_arrow_reader
 from logstore.errors import UnknownObject, Unsupported
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.log.services.segment_sources import TieredCopyFinder
 from logstore.offload.tiered_copy import CopyLocation
-from logstore.ports.catalog import TopicState
+from logstore.ports.catalog.log import TopicState
 from logstore.ports.object_storage import OwnedStore
 from logstore.positions import TopicId
 from logstore.reconciliation.bulk_job_inputs_and_results import LEFT_OUT
@@ -45,7 +45,7 @@ def deal_round_robin(items: list[T], count: int) -> list[list[T]]:
     return [items[first::count] for first in range(min(count, len(items)))]
 
 
-def is_active_topic(catalog: SqlCatalog, topic_id: TopicId) -> bool:
+def is_active_topic(catalog: Catalog, topic_id: TopicId) -> bool:
     try:
         return catalog.topics.get_topic_by_id(topic_id).state is TopicState.ACTIVE
     except UnknownObject:
@@ -58,7 +58,7 @@ def unreadable_topic_facts(error_by_topic: Mapping[TopicId, str]) -> dict[str, s
     return {f"{LEFT_OUT}topic {topic_id}": error_by_topic[topic_id] for topic_id in topic_ids}
 
 
-def open_log_stores(addresses: CatalogAddresses, catalog: SqlCatalog) -> tuple[OwnedStore, TieredCopyFinder]:
+def open_log_stores(addresses: CatalogAddresses, catalog: Catalog) -> tuple[OwnedStore, TieredCopyFinder]:
     """Return access to the primary bucket and to tiered copies. A bucket of another catalog is refused."""
     stores = MarkerChecker(catalog.identities)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from logstore.catalog import SqlCatalog, open_catalog
+from logstore.catalog import Catalog, open_catalog
 from logstore.catalog.reconciliation.bulk_queries import select_active_topic_segment_counts
 from logstore.errors import CorruptData, MissingData, UnknownObject
 from logstore.log.services.component_ledgers import ComponentLedgers
@@ -74,7 +74,7 @@ def _write_buffers(addresses: CatalogAddresses, folder: Path, task: _BufferTask)
 
 
 def _rebuild_buffers(
-    addresses: CatalogAddresses, catalog: SqlCatalog, task: _BufferTask, result: _BufferTaskResult
+    addresses: CatalogAddresses, catalog: Catalog, task: _BufferTask, result: _BufferTaskResult
 ) -> Iterator[tuple[TopicId, TransactionBuffer]]:
     objects, tiered = open_log_stores(addresses, catalog)
     contents = ComponentLedgers(

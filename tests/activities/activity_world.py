@@ -24,7 +24,7 @@ from activities.deletion.ledger_deletion import LedgerDeletionActivities
 from activities.deletion.phase_two_steps import intent_key
 from activities.offload import LedgerOffloadActivities
 from activities.owner_routing import CompletedWork, OwnerRoutedAnswer
-from logstore.catalog import Database, SqlCatalog
+from logstore.catalog import Catalog, Database
 from logstore.deletion.intents import DeletionIntent, IntentKey
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
@@ -33,7 +33,8 @@ from logstore.log.ledgers import LedgerStatement
 from logstore.log.segment_format import encode_segment
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.bundle_owners import TopicOwners
-from logstore.ports.catalog import AcknowledgeWrite, IntentRowRange, RegisterSegmentWrite, Segment, Topic
+from logstore.ports.catalog.deletion import IntentRowRange
+from logstore.ports.catalog.log import AcknowledgeWrite, RegisterSegmentWrite, Segment, Topic
 from logstore.ports.object_storage import ObjectInfo
 from logstore.positions import LedgerId, Position
 from tests.ending_functions import ENDING_FUNCTION_REFERENCES
@@ -80,7 +81,7 @@ class KeyHidingObjectStore(FakeObjectStore):
 class World:
     """One topic and what holds it."""
 
-    catalog: SqlCatalog
+    catalog: Catalog
     objects: KeyHidingObjectStore
     topic: Topic
     log: LogStore
@@ -234,7 +235,7 @@ def open_activity_world(folder: Path) -> World:
     """A fresh catalog with one topic, and an empty bucket."""
     database = Database(f"sqlite:///{folder / 'catalog.db'}")
     migrate_or_copy_catalog(database)
-    catalog = SqlCatalog(database)
+    catalog = Catalog(database)
     objects, tiered, record_objects = (
         KeyHidingObjectStore(),
         KeyHidingObjectStore(),

@@ -16,7 +16,7 @@ from logstore.deletion.intents import DeletionState
 from logstore.deletion.services import primary_copies
 from logstore.log.ledger_object_keys import ledger_prefix, owner_digest_from_key
 from logstore.offload.services import tiered_copy_upload
-from logstore.ports.catalog import DetachedBatch
+from logstore.ports.catalog.deletion import DetachedBatch
 from logstore.stop_checks import raise_if_stopped
 from tests.activities.activity_world import World, make_activity_environment, make_chunk_input, run
 from tests.activities.deletion.test_delete_chunk import delete

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from logstore.catalog import SqlCatalog
+from logstore.catalog import Catalog
 from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.log.ledger_object_keys import meta_key, segment_key
@@ -13,7 +13,7 @@ from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.schemas import SchemaRegistry
-from logstore.ports.catalog import AuditCause, Claim
+from logstore.ports.catalog.deletion import AuditCause, Claim
 from logstore.positions import LedgerId, Position
 from tests.activities.activity_world import (
     BATCH_ID,
@@ -42,7 +42,7 @@ def subscriptions(world: World, contents: ComponentLedgers) -> Iterator[Subscrip
     """Subscriptions whose state never fits into a row."""
     cursors, ledgers = world.catalog.cursors, world.catalog.ledgers
     snapshots = CursorSnapshots(cursors=cursors, ledgers=ledgers, component_ledgers=contents, inline_bytes=1)
-    with closing(GroupCommitter(world.catalog.commits)) as committer:
+    with closing(GroupCommitter(world.catalog.commits.commit_writes)) as committer:
         yield Subscriptions(
             cursors=cursors, transactions=world.catalog.transactions, committer=committer, snapshots=snapshots
         )
@@ -130,7 +130,7 @@ def test_chunk_deletes_what_a_creator_left_before_it_could_list_it(world: World)
     )
     for key in (meta_key(made.ledger_id, made.owner), segment_key(made.ledger_id, 0)):
         world.objects.put_if_absent(key, b"x", metadata=made.to_metadata())
-    catalog = SqlCatalog(world.catalog.database, registration_timeout_s=-1)
+    catalog = Catalog(world.catalog.database, registration_timeout_s=-1)
     claim = Claim(workflow_id=BATCH_WORKFLOW_ID, run_id="run-1", ttl_s=60)
     cause = AuditCause(actor="tests", reason="a test", workflow_id="")
     detached = catalog.phase_one.detach_ledgers(

@@ -25,6 +25,8 @@ from activities.owner_routing import (
     Route,
     owner_task_queue,
 )
+from logstore.catalog.deletion.phase_one import PhaseOne
+from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
 from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome, StoredCopy
 from logstore.errors import (
     CatalogBusy,
@@ -38,7 +40,6 @@ from logstore.errors import (
     StoreUnavailable,
 )
 from logstore.ownership import Lease
-from logstore.ports.catalog import PhaseOne, PhaseTwoQueue
 from logstore.records.services.shared_flushes import SharedFlushes
 from tests.activities.activity_world import (
     BATCH_ID,

@@ -17,7 +17,8 @@ from activities.offload import (
 from logstore.deletion.intents import IntentKey, Outcome
 from logstore.errors import InvalidInput, UnknownObject, UploadUnproven
 from logstore.offload.tiered_copy import data_key, index_key
-from logstore.ports.catalog import AuditCause, Claim, OffloadStartOutcome
+from logstore.ports.catalog.deletion import AuditCause, Claim
+from logstore.ports.catalog.offload import OffloadStartOutcome
 from logstore.positions import LedgerId
 from logstore.validated_names import TopicName
 from tests.activities.activity_world import (

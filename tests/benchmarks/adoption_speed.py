@@ -28,7 +28,7 @@ from logstore.log.segment_metadata import (
     sha256_hex,
 )
 from logstore.log.services.segment_reader import build_digest_metadata
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId
 from tests.faults.simulated_world import World
 from tests.logstore.catalog.records.adoption import Losing, LostFile

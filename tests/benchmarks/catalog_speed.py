@@ -13,18 +13,12 @@ from pathlib import Path
 
 from sqlalchemy import insert
 
-from logstore.catalog import Database, SqlCatalog, migrate_catalog
+from logstore.catalog import Catalog, Database, migrate_catalog
 from logstore.catalog import tables as t
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import (
-    AuditCause,
-    Claim,
-    ProducerSequenceRange,
-    RegisterSegmentResult,
-    RegisterSegmentWrite,
-    Topic,
-)
+from logstore.ports.catalog.deletion import AuditCause, Claim
+from logstore.ports.catalog.log import ProducerSequenceRange, RegisterSegmentResult, RegisterSegmentWrite, Topic
 from logstore.positions import LedgerId
 from tests.postgres import PostgresServer
 
@@ -59,14 +53,14 @@ def _measure(url: str, wanted: list[str]) -> None:
     print(database.engine.dialect.name)  # noqa: T201
     if "commits" in wanted:
         for size in _GROUPS:
-            print(f"  groups of {size:>3}: {_commits(SqlCatalog(database), size):>8,.0f} commits/s")  # noqa: T201
+            print(f"  groups of {size:>3}: {_commits(Catalog(database), size):>8,.0f} commits/s")  # noqa: T201
     database.close()
     for count in _DETACHED if "detach" in wanted else ():
         for step in ("fill", "one"):  # a process each, so that the peak is the detach's own
             subprocess.run([sys.executable, "-m", "tests.benchmarks.catalog_speed", step, url, str(count)], check=True)
 
 
-def _commits(catalog: SqlCatalog, size: int) -> float:
+def _commits(catalog: Catalog, size: int) -> float:
     topic = catalog.topics.create_topic(f"persistent://a/b/speed-{size}", RetentionPolicy())
     ledger = catalog.ledgers.create_ledger(topic.topic_id, application="bench").ledger_id
     catalog.ledgers.attach_ledger(ledger, after=None)
@@ -98,12 +92,12 @@ def _name(count: int) -> str:
 
 
 def _fill(database: Database, count: int) -> None:
-    topic = SqlCatalog(database).topics.create_topic(_name(count), RetentionPolicy())
+    topic = Catalog(database).topics.create_topic(_name(count), RetentionPolicy())
     _insert_ledgers(database, topic, count)
 
 
 def _detach(database: Database, count: int) -> None:
-    catalog = SqlCatalog(database)
+    catalog = Catalog(database)
     topic = catalog.topics.get_topic(_name(count))
     before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
     done = catalog.phase_one.detach_ledgers(

@@ -28,9 +28,9 @@ from adbc_driver_sqlite import dbapi
 from pyroaring import BitMap64
 from pyspark.sql import functions as sql
 
-from logstore.catalog.records.rebuild_loading import SqlRebuildDatabase
+from logstore.catalog.records.rebuild_loading import RebuildDatabase
 from logstore.identity.bucket_markers import BucketRole
-from logstore.ports.catalog.catalog_rebuild import RebuiltCatalogStart
+from logstore.ports.catalog.records import RebuiltCatalogStart
 from logstore.records.manifest import Block, IdCeilings, Manifest
 from logstore.records.rebuild_job import RebuildId, RowFilesFolder, WriteCatalogRowsJob
 from logstore.records.record_kinds import RecordKind, block_schema
@@ -97,7 +97,7 @@ def _ours(jobs: SparkBulkJobs, manifest: Manifest, folder: Path, run_id: str) ->
         markers=(),
         now_us=_NOW_US,
     )
-    SqlRebuildDatabase(url).load_rows(load, RowFilesFolder(Path(done.folder)), lambda: None)
+    RebuildDatabase(url).load_rows(load, RowFilesFolder(Path(done.folder)), lambda: None)
     loaded = time.perf_counter()
     jobs.remove_run(run_id)
     (folder / f"{run_id}.db").unlink()

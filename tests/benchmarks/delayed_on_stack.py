@@ -19,7 +19,7 @@ from logstore.delayed.index_build_job import BuildDelayedIndexJob
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from spark.job_mains import catalog_job_mains
 from spark.job_runner import SparkBulkJobs
 from spark.published_output import PublishedOutputs

@@ -26,7 +26,8 @@ from infra.stack.stack_home import StackHome
 from logstore.deletion.intents import IntentKey
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import AuditCause, Claim, Topic
+from logstore.ports.catalog.deletion import AuditCause, Claim
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId
 from tests.benchmarks.bare import Bare, bare_activity
 from tests.benchmarks.stage import Stage, make_ledgers, stage, write_rows

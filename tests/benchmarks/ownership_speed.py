@@ -17,7 +17,7 @@ from typing import Any
 from infra.coordination.bundle_owner import BundleOwner
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.catalog import Database, migrate_catalog
-from logstore.catalog.ownership.fences import SqlFences
+from logstore.catalog.ownership.fences import Fences
 from logstore.ownership import BundleId, Lease
 from tests.infra.coordination.zookeeper import ZooKeeper
 
@@ -37,7 +37,7 @@ class _Idle:
 class _Crew:
     """Workers, and who owns what."""
 
-    def __init__(self, server: ZooKeeper, fences: SqlFences, workers: int) -> None:
+    def __init__(self, server: ZooKeeper, fences: Fences, workers: int) -> None:
         self.sessions: dict[str, ZooKeeperSession] = {}
         self._server, self._fences = server, fences
         ensemble = EnsembleOptions(hosts=server.address, timeout_s=_TIMEOUT_S)
@@ -80,7 +80,7 @@ def measure(server: ZooKeeper, home: Path, bundles: int, workers: int) -> dict[s
     """Start all, end all sessions, stop one: seconds until each bundle has an owner, and the share that kept it."""
     database = Database(f"sqlite:///{home / 'catalog.db'}")
     migrate_catalog(database, bundles=bundles)
-    crew = _Crew(server, SqlFences(database), workers)
+    crew = _Crew(server, Fences(database), workers)
     started = crew.seconds_until_settled(crew.at_once(lambda name: crew.owners[name].start()))
     time.sleep(5)  # until the shares are even
     before = crew.held()

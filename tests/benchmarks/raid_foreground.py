@@ -17,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 from sqlalchemy import text
 
-from logstore.catalog import Database, SqlCatalog, migrate_catalog, open_catalog
+from logstore.catalog import Catalog, Database, migrate_catalog, open_catalog
 from logstore.deletion.retention import RetentionPolicy
-from logstore.ports.catalog import ProducerSequenceRange, RegisterSegmentResult, RegisterSegmentWrite
+from logstore.ports.catalog.log import ProducerSequenceRange, RegisterSegmentResult, RegisterSegmentWrite
 from logstore.records.manifest import IdCeilings
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.manifest_publication import publish_manifest, read_settled_head
@@ -91,7 +91,7 @@ def _latencies(append: Callable[[], None], ended: Callable[[float], bool]) -> li
     return found
 
 
-def _appending(catalog: SqlCatalog) -> Callable[[], None]:
+def _appending(catalog: Catalog) -> Callable[[], None]:
     topic = catalog.topics.create_topic("persistent://a/b/foreground", RetentionPolicy())
     ledger = catalog.ledgers.create_ledger(topic.topic_id, application="bench").ledger_id
     catalog.ledgers.attach_ledger(ledger, after=None)

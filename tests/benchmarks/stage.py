@@ -18,7 +18,7 @@ from logstore.catalog import tables as t
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState, LedgerStatement
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId
 from tests.benchmarks.puts import Put, put_all
 from workers.assembly.log_store import LogStore

@@ -20,7 +20,8 @@ from temporalio.worker import Worker
 
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import BeginTransactionWrite, Claim, EndTransactionWrite, Topic
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.log import BeginTransactionWrite, EndTransactionWrite, Topic
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.benchmarks.bare import Bare, bare_activity
 from tests.benchmarks.stage import Stage, stage, write_rows

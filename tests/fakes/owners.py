@@ -1,9 +1,9 @@
 """Ownership of topics without ZooKeeper: what all workers of a test would be told."""
 
+from logstore.catalog.ownership.fences import Fences
 from logstore.errors import NotOwner, SextonError
 from logstore.ownership import BundleId, Lease, bundle_of_topic
 from logstore.ports.bundle_owners import OtherBundleOwner
-from logstore.ports.catalog import Fences
 from logstore.validated_names import TopicName
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from logstore.errors import PreconditionFailed, StoreUnavailable, UnexpectedClusterState, UnreadableClusterState
 from logstore.failpoints import effect
-from logstore.ports.catalog import JournaledLedger
+from logstore.ports.catalog.reconciliation import JournaledLedger
 from logstore.ports.pulsar_cluster import RemovalLook, RemovalResult, Restoration, StoredData
 from logstore.pulsar.cluster_check import ClusterCapability, ClusterCheck
 from logstore.pulsar.cluster_findings import RemovalPart, require_ledger_id

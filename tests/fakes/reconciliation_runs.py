@@ -7,11 +7,9 @@ from typing import Any
 from logstore.deletion.intents import Outcome
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import (
-    AuditCause,
+from logstore.ports.catalog.deletion import AuditCause, Claim, DetachedBatch
+from logstore.ports.catalog.reconciliation import (
     CatalogTimeAndIds,
-    Claim,
-    DetachedBatch,
     FiledCopyRow,
     FindingsFilingRequest,
     FindingsFilingResult,

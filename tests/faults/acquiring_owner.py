@@ -1,8 +1,8 @@
 """A process that acquires each bundle that it meets, as an owner that was started a moment ago."""
 
+from logstore.catalog.ownership.fences import Fences
 from logstore.errors import NotOwner
 from logstore.ownership import BundleId, Lease, bundle_of_topic
-from logstore.ports.catalog import Fences
 from logstore.validated_names import TopicName
 
 WORKER_ID: str = "faults"

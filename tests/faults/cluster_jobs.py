@@ -29,8 +29,9 @@ from infra.objects.bucket_address import BucketAddress
 from infra.pulsar import cluster_lease
 from infra.pulsar.ledger_changes import LedgerChanges
 from logstore import failpoints
-from logstore.catalog import Database, SqlCatalog, migrate_catalog
-from logstore.ports.catalog import Claim, JournaledLedger, JournaledRemoval, RunKind
+from logstore.catalog import Catalog, Database, migrate_catalog
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.reconciliation import JournaledLedger, JournaledRemoval, RunKind
 from logstore.ports.object_storage import ObjectInfo, OwnedStore, StoredObject
 from logstore.pulsar.plan_jobs import VerifyClusterJob
 from logstore.reconciliation.finding_files import FindingFiles
@@ -211,9 +212,9 @@ class ClusterJobs:
         return Settings(home=self.folder, pulsar_zookeeper=self.zookeeper, pulsar_bookkeeper_exclusive=True, **more)
 
     @contextmanager
-    def open_catalog(self) -> Iterator[SqlCatalog]:
+    def open_catalog(self) -> Iterator[Catalog]:
         with closing(self._open_database()) as database:
-            yield SqlCatalog(database)
+            yield Catalog(database)
 
     def _open_database(self) -> Database:
         return Database(f"sqlite:///{self.folder / 'catalog.db'}")

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import Position
 from tests.faults.auditor import find_violations_at_any_moment, find_violations_at_rest
 from tests.faults.failpoint_hits import Interruption

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Self
 
-from logstore.ports.catalog import AuditCause, Claim, DetachedBatch, Topic
+from logstore.ports.catalog.deletion import AuditCause, Claim, DetachedBatch
+from logstore.ports.catalog.log import Topic
 from tests.driver.activity_worker import ActivityWorker
 from tests.driver.simulated_server import SimulatedServer
 from tests.driver.workflow_driver import AttemptScript, WorkflowDriver

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final, Self
 
 from logstore.offload.tiered_copy import data_key
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.faults.main_job_operators import DELETION_POLICY, TEST_CAUSE, MainJobOperators

@@ -24,7 +24,7 @@ from infra.stack.stack_home import StackHome
 from logstore import failpoints
 from logstore.deletion.intents import DeletionState, IntentKey
 from logstore.identity.bucket_markers import MARKER_KEY, marker_content
-from logstore.ports.catalog import AuditCause, Claim
+from logstore.ports.catalog.deletion import AuditCause, Claim
 from tests.all_topics import list_all_topics
 from tests.faults.auditor import Observation, expected_payload, look
 from tests.faults.topic_plans import FOREIGN_OBJECTS, StorageTrouble, TopicPlan

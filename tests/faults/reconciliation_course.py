@@ -13,7 +13,7 @@ from activities.reconciliation.finding_fates import NOT_FILED, page_fate_files
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.offload.tiered_copy import data_key
-from logstore.ports.catalog import RunKind
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.positions import LedgerId
 from logstore.pulsar.cluster_transactions import AFTER_ABORT, BEFORE_ABORT
 from logstore.reconciliation.findings import Finding, FindingKind, plan_result

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, event
 
-from logstore.catalog import Database, SqlCatalog
+from logstore.catalog import Catalog, Database
 from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.failpoints import SimulatedCrash
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, NamedBucket, marker_content
@@ -175,7 +175,7 @@ class World:
         """The store's own dict."""
         return {key: held_object.body for key, held_object in self.store._held.items()}
 
-    def _buckets(self, catalog: SqlCatalog) -> LogStoreBuckets:
+    def _buckets(self, catalog: Catalog) -> LogStoreBuckets:
         """The buckets as a process of the catalog uses them."""
         stores = MarkerChecker(catalog.identities)
         warm = NamedBucket(role=BucketRole.PRIMARY, bucket="warm", address="")
@@ -207,7 +207,7 @@ class World:
             event.listen(database.engine, "connect", _without_fsync)
         event.listen(database.engine, "commit", self._before_commit)
         event.listen(database.engine, "checkout", self._before_store_call)
-        catalog = SqlCatalog(database, registration_timeout_s=registration_timeout_s)
+        catalog = Catalog(database, registration_timeout_s=registration_timeout_s)
         stores = self._buckets(catalog)
         policies = LogStorePolicies(
             scratch=self.database.parent / "tmp",

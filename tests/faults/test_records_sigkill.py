@@ -12,7 +12,7 @@ import pytest
 from temporalio.client import WorkflowHandle
 
 from infra.stack import embedded_stack
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.records.newest_versions import select_newest_versions
 from logstore.records.record_kinds import RecordKind
 from tests.faults.auditor import find_violations_at_any_moment

@@ -14,7 +14,7 @@ import pytest
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import SextonError
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.faults.auditor import find_violations_at_any_moment
 from tests.faults.main_job_operators import MainJobOperators

@@ -16,7 +16,8 @@ import pytest
 
 from logstore.errors import TransactionEnded, UnknownObject
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import AuditCause, BeginTransactionWrite, EndTransactionWrite, Topic
+from logstore.ports.catalog.deletion import AuditCause
+from logstore.ports.catalog.log import BeginTransactionWrite, EndTransactionWrite, Topic
 from logstore.positions import Position
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation

@@ -17,7 +17,8 @@ from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.ownership import bundle_of_topic
-from logstore.ports.catalog import AuditCause, Topic
+from logstore.ports.catalog.deletion import AuditCause
+from logstore.ports.catalog.log import Topic
 from logstore.positions import Position
 from logstore.validated_names import TopicName
 from tests.faults.auditor import Observation, expected_payload, find_violations_at_any_moment

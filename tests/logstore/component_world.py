@@ -13,7 +13,7 @@ from logstore.log.services import Clock
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.schemas import SchemaRegistry
-from logstore.ports.catalog import Ledger, RegisterSegmentWrite, Topic
+from logstore.ports.catalog.log import Ledger, RegisterSegmentWrite, Topic
 from logstore.positions import LedgerId, Position
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.object_store import FakeObjectStore
@@ -36,7 +36,7 @@ class World:
 
     def process(self, *, inline_bytes: int = 40) -> Subscriptions:
         """Another process, with a writer and a cache of its own."""
-        committer = self._processes.enter_context(closing(GroupCommitter(self.catalog.commits)))
+        committer = self._processes.enter_context(closing(GroupCommitter(self.catalog.commits.commit_writes)))
         snapshots = CursorSnapshots(
             cursors=self.catalog.cursors,
             ledgers=self.catalog.ledgers,

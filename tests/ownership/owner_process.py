@@ -18,7 +18,7 @@ from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, Exp
 from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.catalog import Database
-from logstore.catalog.ownership.fences import SqlFences
+from logstore.catalog.ownership.fences import Fences
 from logstore.errors import NotOwner, OutcomeUnknown, RetryableError, SextonError, WorkerIdTaken
 from logstore.ownership import BundleId, Lease
 from tests.ownership import fence_story
@@ -114,7 +114,7 @@ def run_owner_process(plan: OwnerProcessPlan) -> None:
     database = Database(plan.database_url)
     memory = _LeaseMemory()
     policy = BundleOwnerOptions(expired=plan.expired, check_interval_s=0.2, takeover=plan.takeover)
-    connect, fences = _make_connect(plan, journal), SqlFences(database)
+    connect, fences = _make_connect(plan, journal), Fences(database)
     owner = BundleOwner(plan.worker_id, connect, fences, memory, options=policy, events=_JournalObserver(journal))
     signal.signal(signal.SIGTERM, lambda *_: owner.stopping.set())
     try:

@@ -17,7 +17,7 @@ from kazoo.client import KazooClient
 from sqlalchemy import select
 
 from logstore.catalog import Database
-from logstore.catalog.ownership.fences import SqlFences
+from logstore.catalog.ownership.fences import Fences
 from logstore.catalog.tables import bundle_fence
 from logstore.errors import CatalogBusy
 from tests.infra.coordination.zookeeper import ZooKeeper
@@ -92,7 +92,7 @@ class WorkerProcesses:
         self.folder, self.zookeeper, self.timeout_s, self.path = folder, zookeeper, timeout_s, path
         self.database_url = database_url
         self.database = Database(database_url)
-        self.fences = SqlFences(self.database)
+        self.fences = Fences(self.database)
         self.workers: dict[str, OwnerWorkerProcess] = {}
         self._started_workers: list[OwnerWorkerProcess] = []
 

@@ -4,7 +4,7 @@ from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.delayed.index_build_job import BuiltIndexFiles, BuiltTopicIndex
 from logstore.errors import CorruptData
 from logstore.log.ledger_object_keys import segment_key
-from logstore.ports.catalog import Claim
+from logstore.ports.catalog.deletion import Claim
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob
 from tests.fakes.object_store import StoreOperation
 from tests.logstore.delayed.stored import Stored, stored_in

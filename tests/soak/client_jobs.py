@@ -12,7 +12,8 @@ from temporalio.client import WorkflowHandle
 
 from logstore.errors import PreconditionFailed
 from logstore.ownership import BundleId
-from logstore.ports.catalog import AuditCause, Topic
+from logstore.ports.catalog.deletion import AuditCause
+from logstore.ports.catalog.log import Topic
 from tests.soak.soak_setup import DELAYED_TOPICS, LIST_TOPICS, PLAIN_TOPICS, JournalsReader, OperationJournal
 from tests.soak.spare_topic_jobs import SpareTopicJobs
 from workers.assembly.log_store import LogStore

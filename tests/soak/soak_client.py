@@ -19,7 +19,7 @@ from temporalio.service import RPCError
 
 from logstore.errors import SextonError
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, Position
 from tests.soak.client_jobs import ClientJobs
 from tests.soak.soak_consumers import SeekingConsumer, receive_and_acknowledge

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from logstore.delayed.services.consumers import Consumer
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, Position
 from tests.soak.soak_setup import SOUGHT_SUBSCRIPTION, OperationJournal
 from workers.assembly.log_store import LogStore

@@ -12,7 +12,7 @@ from temporalio.client import WorkflowHandle
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId
 from logstore.records.tombstone_rules import CompoundOperation
 from tests.soak.record_functions import OFFERED_NAME_PART, every_other

@@ -77,7 +77,7 @@ from activities.transactions.inputs_and_results import BroadcastInput, BusyCoord
 from activities.transactions.inputs_and_results import RemoveOldTransactionsInput as TransactionsToForget
 from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
-from logstore.ports.catalog import IntentRowRange
+from logstore.ports.catalog.deletion import IntentRowRange
 from logstore.records.job_results import SelectionPageStart
 from tests.workflows.offload.offloading import offload
 from tests.workflows.test_malformed import GOOD, OF_RECORDS

@@ -9,7 +9,8 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
 from logstore.errors import ServiceFailed, StoreUnavailable
-from logstore.ports.catalog import Claim, RunKind
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.workflows.builds import buffer_of_topic, build, run_id, topic_to_build

@@ -32,7 +32,7 @@ from activities.deletion.topic_deletion import TopicDeletionActivities
 from activities.deletion.trim_by_retention import RetentionPreparation, TrimAllTopicsActivities
 from logstore.deletion.intents import BatchCertificate, IntentKey
 from logstore.errors import SextonError, StoreUnavailable
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, TopicId
 from tests.activities.activity_world import World
 from tests.driver.concurrent_server import ConcurrentServer, ServedWorker

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+from logstore.catalog.sql_catalog import Catalog
 from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.delayed.index_buckets import SealAndMergeLimits
@@ -26,7 +27,6 @@ from logstore.log.services.schemas import SchemaRegistry
 from logstore.log.services.segment_sources import TieredCopyFinder
 from logstore.offload.services.tiered_copy_upload import Offloader
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog import Catalog
 from logstore.ports.object_storage import BucketAtLocation, OwnedStore, StorageByCopyKind
 from logstore.ports.pulsar_cluster import PulsarClusterAccess
 from logstore.retrying_clock import Clock
@@ -109,7 +109,12 @@ def assemble_log_store(
 ) -> Iterator[LogStore]:
     """Assemble the services of a log store, for use inside the block. Only tests pass a `clock`."""
     parts = _SharedParts(
-        catalog, stores.primary, stores.tiered, policies, clock or Clock(), GroupCommitter(catalog.commits)
+        catalog,
+        stores.primary,
+        stores.tiered,
+        policies,
+        clock or Clock(),
+        GroupCommitter(catalog.commits.commit_writes),
     )
     contents = ComponentLedgers(
         components=catalog.components,

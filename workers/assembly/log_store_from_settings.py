@@ -7,7 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from logstore.catalog import SqlCatalog, open_catalog
+from logstore.catalog import Catalog, open_catalog
 from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.identity.bucket_markers import BucketRole
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
@@ -42,7 +42,7 @@ def open_log_store(settings: Settings) -> Iterator[LogStore]:
 
 
 @contextmanager
-def open_log_store_on_catalog(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]:
+def open_log_store_on_catalog(catalog: Catalog, settings: Settings) -> Iterator[LogStore]:
     """Open the log store with an open catalog. The catalog stays open after the block."""
     get_bucket = make_checked_bucket_opener(
         settings,

@@ -11,13 +11,12 @@ from activities.records.follow_records import FollowRecordsActivities
 from activities.records.rebuild_catalog import LoadedCatalogServices, RebuildCatalogActivities
 from logstore.catalog import open_catalog
 from logstore.catalog.engine.database_connections import mask_passwords
-from logstore.catalog.records.rebuild_loading import SqlRebuildDatabase
+from logstore.catalog.records.rebuild_loading import RebuildDatabase
 from logstore.catalog.records.replica_database import open_replica_database
 from logstore.errors import ServiceRefused
 from logstore.identity.bucket_markers import BucketRole
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.offload.tiered_copy import CopyLocation
-from logstore.ports.catalog.catalog_rebuild import RebuildDatabase
 from logstore.records.services.flusher import Flusher
 from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import RecordLog
@@ -47,7 +46,7 @@ def open_rebuild_parts(
     lost_catalog, get_bucket = identify_catalog_by_records_marker(settings)
     log = RecordLog(lost_catalog.get_checked_bucket(*get_bucket(BucketRole.RECORDS, settings.records_bucket)))
     start = RebuildManifests(log)
-    database = SqlRebuildDatabase(settings.database_url)
+    database = RebuildDatabase(settings.database_url)
 
     def list_buckets_with_marker() -> Sequence[tuple[BucketRole, str]]:
         marked = []

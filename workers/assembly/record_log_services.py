@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import InvalidInput
-from logstore.ports.catalog import Catalog
 from logstore.ports.object_storage import OwnedStore
 from logstore.records.functions import RecordFunction, RecordFunctionRegistry
 from logstore.records.services.defragmenter import Defragmenter

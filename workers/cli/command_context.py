@@ -22,8 +22,8 @@ from workers.hosting.request_subject import (
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from logstore.catalog import SqlCatalog
-    from logstore.ports.catalog import Topic
+    from logstore.catalog import Catalog
+    from logstore.ports.catalog.log import Topic
     from workers.assembly.log_store import LogStore
     from workers.cli.exit_codes import CommandFailure
     from workers.client import Sexton
@@ -67,7 +67,7 @@ class CommandServices:
 
         return load_settings(flags, os.environ, Path.cwd())
 
-    def open_catalog(self, settings: "Settings") -> AbstractContextManager["SqlCatalog"]:
+    def open_catalog(self, settings: "Settings") -> AbstractContextManager["Catalog"]:
         from logstore.catalog import open_catalog  # noqa: PLC0415
 
         return open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
@@ -97,7 +97,7 @@ class CommandServices:
 
         return find_collector_url(os.environ)
 
-    async def connect(self, settings: "Settings", catalog: "Callable[[], SqlCatalog]") -> "Sexton":
+    async def connect(self, settings: "Settings", catalog: "Callable[[], Catalog]") -> "Sexton":
         from workers.client import Sexton  # noqa: PLC0415
 
         return await Sexton.connect(settings, catalog)
@@ -152,13 +152,13 @@ class CommandContext:
         return self.loaded_settings.settings
 
     @cached_property
-    def catalog(self) -> "SqlCatalog":
+    def catalog(self) -> "Catalog":
         self.require_store()
         self._open_span()
         return self._shared_catalog
 
     @cached_property
-    def _shared_catalog(self) -> "SqlCatalog":
+    def _shared_catalog(self) -> "Catalog":
         """Catalog of the command and of its `Sexton` client. Unlike `catalog`, it needs no configured log store."""
         return self._opened.enter_context(self.services.open_catalog(self.settings))
 

@@ -21,7 +21,7 @@ from workers.human_readable_values import decode_topic_name, format_time_to_micr
 
 if TYPE_CHECKING:
     from logstore.delayed.index_buckets import IndexBucket
-    from logstore.ports.catalog import Topic
+    from logstore.ports.catalog.log import Topic
     from logstore.positions import LedgerId, Position
     from workflows.delayed.job_definitions import MergeBucketsResult, SealBucketsResult
 

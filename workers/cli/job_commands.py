@@ -19,7 +19,7 @@ from workers.human_readable_values import decode_topic_name
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHandle
 
-    from logstore.ports.catalog import Topic
+    from logstore.ports.catalog.log import Topic
     from workers.client import Sexton
     from workflows.topic_build_types import BuildResult
 

@@ -8,7 +8,7 @@ import typer
 
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ownership import BundleId, bundle_name, bundle_of_topic, parse_bundle_name
-from logstore.ports.catalog import AuditCause
+from logstore.ports.catalog.deletion import AuditCause
 from logstore.validated_names import TopicName
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext

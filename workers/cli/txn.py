@@ -21,7 +21,8 @@ from workers.human_readable_values import (
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
-    from logstore.ports.catalog import StoredTransaction, Transactions
+    from logstore.catalog.transactions.sql_transactions import Transactions
+    from logstore.ports.catalog.transactions import StoredTransaction
     from logstore.transactions.transaction_ids_and_states import TransactionId
     from workers.client import Sexton
 
@@ -148,7 +149,7 @@ def resolve_participant(
     context: CommandContext, transaction: Txn, *, participant: ParticipantOption, reason: Reason = ""
 ) -> Answer:
     """Settle a participant of a decided transaction by hand. The participant's log gets no transaction marker."""
-    from logstore.ports.catalog import AuditCause  # noqa: PLC0415 - start-up time
+    from logstore.ports.catalog.deletion import AuditCause  # noqa: PLC0415 - start-up time
     from logstore.transactions.transaction_ids_and_states import Participant  # noqa: PLC0415 - start-up time
 
     context.require_store()

@@ -15,9 +15,9 @@ from temporalio.client import (
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
+from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
 from logstore.deletion.intents import Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
-from logstore.ports.catalog import PhaseTwoQueue
 from workflows.deletion.job_definitions import DELETE_LEDGERS, DeleteLedgersProgress, SetRateInput
 from workflows.pulsar.job_definitions import APPLY_PULSAR
 from workflows.reconciliation.job_definitions import APPLY_ORPHANS, ApplyOrphansProgress

@@ -15,9 +15,9 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from logstore.catalog import SqlCatalog, open_catalog
+from logstore.catalog import Catalog, open_catalog
 from logstore.errors import InvalidInput, PreconditionFailed
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from workers.catalog_match import mark_namespace_as_own, refuse_foreign_primary_bucket
 from workers.settings import Settings
 from workflows import input_bounds, search_attributes
@@ -121,15 +121,15 @@ def run_id_search_attribute(run_id: str) -> SearchAttributePair[Any]:
 
 
 class JobClient:
-    def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
+    def __init__(self, client: Client, settings: Settings, catalog: Callable[[], Catalog] | None = None) -> None:
         self.client = client
         self._settings = settings
         self._is_verified, self._verify_lock = False, asyncio.Lock()
         self._exit_stack, self._catalog_lock = ExitStack(), threading.Lock()
-        self._given_catalog, self._cached_catalog = catalog, cast("SqlCatalog | None", None)
+        self._given_catalog, self._cached_catalog = catalog, cast("Catalog | None", None)
         weakref.finalize(self, self._exit_stack.close)  # closes the catalog of a program that does not call `close`
 
-    def _open_catalog_once(self) -> SqlCatalog:
+    def _open_catalog_once(self) -> Catalog:
         """Open the catalog at the first call. This blocks, so call it in a thread."""
         with self._catalog_lock:
             if self._cached_catalog is None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from temporalio.common import SearchAttributePair
 
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId
 from logstore.pulsar.plan_jobs import MIN_BETWEEN_SCANS_S, require_safe_times
 from logstore.reconciliation import plausibility_guards

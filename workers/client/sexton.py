@@ -16,10 +16,11 @@ from typing import Self, TypeVar
 
 from temporalio.client import Client, WorkflowHistory
 
-from logstore.catalog import SqlCatalog
+from logstore.catalog import Catalog
 from logstore.deletion.intents import BatchCertificate
 from logstore.errors import OutcomeUnknown
-from logstore.ports.catalog import AuditCause, Claim, Topic
+from logstore.ports.catalog.deletion import AuditCause, Claim
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId
 from logstore.records.tombstone_rules import CompoundOperation, DeleteDurability
 from workers.client import schedules
@@ -80,14 +81,14 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
         catalog: Returns a catalog that the caller closes. With `None` the client opens and closes its own catalog.
     """
 
-    def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
+    def __init__(self, client: Client, settings: Settings, catalog: Callable[[], Catalog] | None = None) -> None:
         super().__init__(client, settings, catalog)
         self.batches = DeletionBatchControl(
             client, lambda batch_id: release_paused_batch(self._open_catalog_once().deletions, batch_id)
         )
 
     @staticmethod
-    async def connect(settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> "Sexton":
+    async def connect(settings: Settings, catalog: Callable[[], Catalog] | None = None) -> "Sexton":
         """Connect to Temporal.
 
         Raises:

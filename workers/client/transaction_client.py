@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from temporalio.common import SearchAttributePair
 
 from logstore.errors import OutcomeUnknown, UnknownObject
-from logstore.ports.catalog import AcknowledgeResult, BeginTransactionWrite, EndTransactionWrite, Topic
+from logstore.ports.catalog.log import AcknowledgeResult, BeginTransactionWrite, EndTransactionWrite, Topic
 from logstore.positions import Position
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState, check_timeout
 from workers.client.job_client import Handle, JobClient

@@ -13,7 +13,7 @@ from typing import Final, Self
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import ServiceFailed
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import Position
 from logstore.validated_names import TopicName
 from workers.assembly.log_store_from_settings import open_log_store

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import ServiceFailed
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId
 from logstore.validated_names import TopicName
 from workers.assembly.log_store import LogStore

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Self
 
+from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
 from logstore.deletion.intents import Outcome
 from logstore.errors import CorruptData, NotOwner
 from logstore.log.services import TopicLogs
 from logstore.ownership import BundleId, Lease
-from logstore.ports.catalog import IntentResult, PhaseTwoQueue
+from logstore.ports.catalog.deletion import IntentResult
 from logstore.positions import LedgerId, Position
 from workers.demo.direct_store_access import BucketContents, DirectStoreAccess
 from workers.demo.written_topics import WrittenTopic

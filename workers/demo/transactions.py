@@ -8,7 +8,7 @@ from typing import Final
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import ServiceFailed
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import Position
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from logstore.validated_names import TopicName

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, Position
 from logstore.validated_names import TopicName
 from workers.assembly.log_store import LogStore

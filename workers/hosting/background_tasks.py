@@ -11,8 +11,8 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from infra.telemetry.span_files import prune_span_files
+from logstore.catalog.records.outbox import RecordOutbox
 from logstore.errors import CatalogMismatch, CatalogOutdated, SextonError
-from logstore.ports.catalog import RecordOutbox
 from logstore.ports.object_storage import OwnedStore
 from logstore.records.services.manifest_publication import require_current_catalog
 from logstore.records.services.rebuild_manifests import RebuildManifests

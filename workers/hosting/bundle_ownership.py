@@ -9,10 +9,10 @@ from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, Exp
 from infra.coordination.path_identity import claim_path_for_catalog
 from infra.coordination.single_owner import SingleOwner
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
+from logstore.catalog.ownership.fences import Fences
 from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import BundleId, Lease, bundle_of_topic
 from logstore.ports.bundle_owners import TopicOwners
-from logstore.ports.catalog import Fences
 from logstore.validated_names import TopicName
 from workers.assembly.log_store import LogStore
 from workers.assembly.zookeeper_credentials import identity_and_tls_from_settings

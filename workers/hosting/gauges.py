@@ -15,15 +15,11 @@ from typing import Final
 from temporalio.common import MetricGauge, MetricMeter
 
 from logstore.errors import InvalidInput, SextonError
-from logstore.ports.catalog import (
-    CatalogDelayedMessageCounts,
-    ReconciliationRun,
-    RecordLogState,
-    RunKind,
-    TombstoneCounts,
-    UndeletedCopyCounts,
-    UnfinishedTransactionCounts,
-)
+from logstore.ports.catalog.delayed import CatalogDelayedMessageCounts
+from logstore.ports.catalog.deletion import UndeletedCopyCounts
+from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
+from logstore.ports.catalog.records import RecordLogState, TombstoneCounts
+from logstore.ports.catalog.transactions import UnfinishedTransactionCounts
 from logstore.reconciliation.findings import CLUSTER_KINDS, STOPPED, FindingKind, plan_result
 from logstore.records.services.replica_shipments import ReplicaShipments
 from logstore.records.tombstone_rules import ReplicaState

@@ -20,9 +20,9 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import ServiceFailed, SextonError
 from logstore.identity.bucket_markers import MARKER_KEY
-from logstore.ports.catalog import Catalog
 from workers.assembly.checked_buckets import open_primary_bucket
 from workers.client.stuck_scheduled_runs import StuckRun
 from workers.client.temporal_faults import explain_server_fault

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
+from logstore.catalog.sql_catalog import Catalog
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import SextonError
-from logstore.ports.catalog import Catalog, ReconciliationRun, RunKind, StoredTransaction
+from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
+from logstore.ports.catalog.transactions import StoredTransaction
 from logstore.reconciliation.findings import plan_result
 from logstore.records.services.flusher import find_unrecordable
 from logstore.records.services.replica_shipments import ReplicaStatus

@@ -11,9 +11,12 @@ from typing import Final
 from infra.coordination.ownership_nodes import LiveWorker, OwnershipNodes
 from infra.coordination.path_identity import check_path_belongs_to_catalog
 from infra.coordination.zookeeper_session import ZooKeeperSession
+from logstore.catalog.audit_log import AuditLogWriter
+from logstore.catalog.ownership.fences import Fences
 from logstore.errors import PreconditionFailed
 from logstore.ownership import BundleId, BundleOwnerNode, bundle_name
-from logstore.ports.catalog import AuditCause, AuditLogWriter, Fence, Fences
+from logstore.ports.bundle_owners import Fence
+from logstore.ports.catalog.deletion import AuditCause
 from workers.hosting.bundle_ownership import ensemble_from_settings
 from workers.settings import Settings
 

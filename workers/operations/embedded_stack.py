@@ -17,7 +17,7 @@ from infra.stack.service_port_choice import RequestedPorts
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
 from infra.stack.worker_records import find_crashed_worker_ids
-from logstore.catalog import Database, SqlCatalog, mask_passwords, migrate_catalog, open_catalog, read_catalog_version
+from logstore.catalog import Catalog, Database, mask_passwords, migrate_catalog, open_catalog, read_catalog_version
 from logstore.errors import ServiceFailed, StoreUnavailable
 from workers.build_identity import own_build
 from workers.catalog_match import list_configured_buckets, mark_unmarked_buckets, refuse_outdated_catalog
@@ -136,7 +136,7 @@ def upgrade_catalog(settings: Settings) -> dict[str, object]:
         return {
             "database": mask_passwords(settings.database_url),
             "version": read_catalog_version(database),
-            "catalog_id": SqlCatalog(database).identities.catalog_id(),
+            "catalog_id": Catalog(database).identities.catalog_id(),
             "buckets": mark_unmarked_buckets(settings, database) if settings.has_object_store else {},
         }
     finally:

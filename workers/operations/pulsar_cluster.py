@@ -17,8 +17,9 @@ from infra.pulsar.index_bucket_scan import (
 from infra.pulsar.ledger_explanation import LedgerExplanation, explain_ledger
 from infra.pulsar.owner_lookup import open_owner_directory
 from infra.pulsar.scan_facts import ScanProblem
+from logstore.catalog.reconciliation.cluster_journal import ClusterJournal, iterate_journal
 from logstore.errors import PreconditionFailed
-from logstore.ports.catalog import ClusterJournal, JournaledLedger, ReconciliationRun, iterate_journal
+from logstore.ports.catalog.reconciliation import JournaledLedger, ReconciliationRun
 from logstore.pulsar.cluster_check import ClusterCheck
 from logstore.pulsar.cluster_findings import require_ledger_id
 from logstore.pulsar.cluster_transactions import OpenTransaction, TransactionReport

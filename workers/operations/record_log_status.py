@@ -7,9 +7,9 @@ from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from logstore.catalog import SqlCatalog, open_catalog
+from logstore.catalog import Catalog, open_catalog
+from logstore.catalog.records.outbox import RecordOutbox
 from logstore.errors import CatalogOutdated, SextonError
-from logstore.ports.catalog import RecordOutbox
 from workers.catalog_match import refuse_outdated_catalog
 from workers.client.temporal_connection import run_with_client
 from workers.client.wait_for_job import format_innermost_failure
@@ -40,7 +40,7 @@ def check_flushes_as_row(settings: Settings) -> Mapping[str, object]:
     return {"name": RECORD_LOG, "ok": not problems, "detail": f"{text}; {_ADVICE}" if problems else text}
 
 
-def _refuse_outdated_or_note_unanswered(settings: Settings, catalog: SqlCatalog) -> str:
+def _refuse_outdated_or_note_unanswered(settings: Settings, catalog: Catalog) -> str:
     try:
         refuse_outdated_catalog(settings, catalog)
     except CatalogOutdated:

@@ -24,7 +24,7 @@ from logstore.errors import CatalogMismatch, ServiceFailed, SextonError
 from logstore.identity.bucket_markers import MARKER_KEY, MarkerState
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.ownership import MAX_BUNDLES
-from logstore.ports.catalog import CatalogIdentity
+from logstore.ports.catalog.identity import CatalogIdentity
 from workers.assembly.checked_buckets import make_checked_bucket_opener_by_name, open_primary_bucket
 from workers.catalog_match import compare_namespace_mark, list_configured_buckets
 from workers.client import workflow_search

@@ -38,7 +38,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from activities.deletion.ledger_deletion import LedgerDeletionActivities
     from logstore.deletion.intents import BatchCertificate, IntentKey
-    from logstore.ports.catalog import IntentRowRange
+    from logstore.ports.catalog.deletion import IntentRowRange
     from workflows import activity_options, search_attributes
     from workflows.deletion import delete_ledger
     from workflows.deletion.batches import (

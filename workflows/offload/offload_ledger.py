@@ -20,7 +20,7 @@ from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from activities.offload import LedgerOffloadActivities, PublishCopyInput, UploadCopyInput, UploadCopyResult
-    from logstore.ports.catalog import OffloadStartOutcome
+    from logstore.ports.catalog.offload import OffloadStartOutcome
     from workflows import activity_options, search_attributes
     from workflows.offload.job_definitions import (
         OffloadLedgerInput,

@@ -27,7 +27,7 @@ from logstore.cursors.cursor_state import (
 )
 from logstore.errors import TerminalError, TransactionNotOpen, UnknownObject
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import AcknowledgeResult, AcknowledgeWrite, GroupCommitResult
+from logstore.ports.catalog.log import AcknowledgeResult, AcknowledgeWrite, GroupCommitResult
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.pending_acks import compute_held_after_acknowledgement, require_entries_not_held
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState

@@ -18,7 +18,7 @@ from logstore.cursors.cursor_state import (
     unpack_acknowledged,
 )
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import StoredCursor
+from logstore.ports.catalog.cursors import StoredCursor
 from logstore.positions import LedgerId, Position, TopicId
 
 

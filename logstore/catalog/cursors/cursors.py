@@ -46,15 +46,24 @@ from logstore.cursors.cursor_state import (
 )
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import CursorSnapshotCondition, StoredCursor, Topic, TopicState
+from logstore.ports.catalog.cursors import CursorSnapshotCondition, StoredCursor
+from logstore.ports.catalog.log import Topic, TopicState
 from logstore.positions import LedgerId, Position, TopicId
 
 
-class SqlCursors(CatalogAdapter):
+class Cursors(CatalogAdapter):
     @in_write_transaction("catalog.subscribe")
     def create_subscription(
         self, connection: Connection, topic_id: TopicId, name: str, *, latest: bool
     ) -> StoredCursor:
+        """Create a subscription, or return the existing subscription unchanged.
+
+        The cursor begins before the first listed entry, or with `latest` after the last listed entry. The call locks
+        the topic's list and raises the list version, so a concurrent detach runs entirely before or after the call.
+
+        Raises:
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
+        """
         share_lock_active_topic(connection, topic_id)
         list_id = read_message_list_id(connection, topic_id, lock=True)
         existing = connection.execute(select_cursor(topic_id, name)).first()
@@ -68,6 +77,7 @@ class SqlCursors(CatalogAdapter):
         return StoredCursor(name=name, state=state, created_us=now, releases=releases)
 
     def get_cursor(self, topic_id: TopicId, name: str) -> StoredCursor:
+        """Return the subscription. Raise `UnknownObject` if the topic or the subscription does not exist."""
         return self._db.read(
             lambda connection: stored_cursor_from_row(
                 _require_cursor_row(connection, select_cursor(topic_id, name), name)
@@ -75,6 +85,7 @@ class SqlCursors(CatalogAdapter):
         )
 
     def list_cursors(self, topic_id: TopicId) -> list[StoredCursor]:
+        """Return the topic's subscriptions, ascending by name."""
         query = select(t.cursor).where(t.cursor.c.topic_id == topic_id)
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return sorted(
@@ -85,6 +96,7 @@ class SqlCursors(CatalogAdapter):
     def find_cursors_with_snapshot(
         self, connection: Connection, topic_ids: Collection[TopicId]
     ) -> dict[TopicId, list[str]]:
+        """Return the names of subscriptions with a snapshot, ascending, by topic. Skip topics without a snapshot."""
         c, names_by_topic = t.cursor.c, dict[TopicId, list[str]]()
         has_snapshot = (is_one_of(connection, c.topic_id, topic_ids), c.snapshot_ledger.is_not(None))
         for row in sorted(connection.execute(select(c.topic_id, c.name).where(*has_snapshot)).all()):
@@ -93,6 +105,16 @@ class SqlCursors(CatalogAdapter):
 
     @in_write_transaction("catalog.seek")
     def seek_cursor(self, connection: Connection, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
+        """Replace the cursor's state, so that `position` is the next entry.
+
+        `seeks` and `releases` rise. The call locks the topic's list and raises the list version. If the cursor has a
+        snapshot, the same transaction files an intent for the snapshot's ledger.
+
+        Raises:
+            UnknownObject: The topic or the subscription does not exist.
+            PreconditionFailed: The topic is not ACTIVE.
+            InvalidInput: The position is after the end of the log.
+        """
         return _seek_cursor(connection, topic_id, name, position, self._db.now_us(connection))
 
     @in_write_transaction("catalog.publish_snapshot")
@@ -105,6 +127,16 @@ class SqlCursors(CatalogAdapter):
         size_bytes: int,
         sha256: str | None = None,
     ) -> bool:
+        """Make a newborn cursor ledger the cursor's snapshot. Return whether the cursor has this snapshot now.
+
+        The ledger becomes listed and CLOSED. The same transaction files an intent for the previous snapshot's ledger
+        (apache/pulsar#982). The row keeps acknowledgements that are newer than the snapshot.
+
+        `condition` has two values of the row from which the snapshot was made: the ledger of the present snapshot, and
+        the number of seeks. Acknowledgements may be added meanwhile. The snapshot is refused if one of the two values
+        has changed, if the row does not exist, or if the topic is not ACTIVE. A refused call files an intent for the
+        newborn ledger (apache/pulsar#350). A repeated call returns the same result.
+        """
         topic = lock_topic_or_reopen_intent(connection, condition.topic_id, snapshot.ledger_id)
         if topic is None:
             return False
@@ -129,6 +161,11 @@ class SqlCursors(CatalogAdapter):
     def move_snapshot_into_row(
         self, connection: Connection, condition: CursorSnapshotCondition, snapshot: CursorSnapshot, *, limit_bytes: int
     ) -> bool:
+        """Move a small snapshot back into the row, and file an intent for the snapshot's ledger.
+
+        Return whether this call moved the snapshot. Nothing changes if the row differs from `condition`, if the
+        complete state takes more than `limit_bytes`, or if the topic is not ACTIVE.
+        """
         topic = read_topic(connection, condition.topic_id, share_lock=True)
         _lock_cursor_list(connection, condition.topic_id, condition.subscription)
         cursor = _lock_cursor_if_unchanged(connection, condition, topic)

@@ -27,7 +27,7 @@ from logstore.catalog.engine.dialect_sql import (
     is_one_of,
 )
 from logstore.delayed.index_buckets import IndexBucket, IndexBucketList
-from logstore.ports.catalog import Claim
+from logstore.ports.catalog.deletion import Claim
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
 
 _I, _B = t.delayed_index.c, t.delayed_bucket.c

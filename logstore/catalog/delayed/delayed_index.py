@@ -29,19 +29,17 @@ from logstore.catalog.log.topic_rows import read_topic, share_lock_active_topic
 from logstore.delayed.index_buckets import IndexBucketList, SealAndMergeLimits
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import (
-    CatalogDelayedMessageCounts,
-    Claim,
-    IndexBucketSwitch,
-    Topic,
-    TopicState,
-    UnsealedEntryCounts,
-)
+from logstore.ports.catalog.delayed import CatalogDelayedMessageCounts, IndexBucketSwitch, UnsealedEntryCounts
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.log import Topic, TopicState
 from logstore.positions import EARLIEST, LedgerId, TopicId
 
 
-class SqlDelayedIndex(CatalogAdapter):
+class DelayedIndex(CatalogAdapter):
+    """Lists of index buckets. Every change checks and raises the list version."""
+
     def get_bucket_list(self, topic_id: TopicId) -> IndexBucketList:
+        """Return the topic's list of index buckets. For an unknown topic the list is empty."""
         return self._db.read(lambda connection: read_bucket_list(connection, topic_id))
 
     def count_unsealed_entries(self, topic_id: TopicId) -> UnsealedEntryCounts:
@@ -51,20 +49,35 @@ class SqlDelayedIndex(CatalogAdapter):
         return self._db.read(count_delayed_totals)
 
     def find_claim_holder(self, topic_id: TopicId) -> str | None:
+        """Return the id of the workflow that has a live claim on the topic's list of index buckets."""
         return self._db.read(
             lambda connection: find_bucket_list_holder(connection, topic_id, now_us=self._db.now_us(connection))
         )
 
     def list_topics_with_work(self, limits: SealAndMergeLimits, *, after: TopicId, limit: int) -> list[TopicId]:
+        """Return unclaimed topics with ids above `after` that need a seal, a merge or a drop, ascending.
+
+        An index bucket is dropped in three cases:
+
+        1. All messages of the index bucket have been due for a minute.
+        2. The topic has subscriptions, and all of them have acknowledged the range of the index bucket.
+        3. All ledgers in the range of the index bucket were trimmed.
+        """
         return self._db.read(
             lambda c: find_topics_with_index_work(c, limits, after=after, limit=limit, now_us=self._db.now_us(c)),
         )
 
     def list_droppable_buckets(self, topic_id: TopicId) -> list[LedgerId]:
+        """Return the topic's index buckets to drop, by the rule of `list_topics_with_work`."""
         return self._db.read(lambda c: find_droppable_buckets(c, topic_id, now_us=self._db.now_us(c)))
 
     @in_write_transaction("catalog.claim_buckets")
     def claim_bucket_list(self, connection: Connection, topic_id: TopicId, claim: Claim) -> bool:
+        """Claim a topic's list of index buckets, or renew the claim. Return whether the workflow has the claim now.
+
+        The claim is refused if another workflow has a live claim, or if the topic does not exist or is not ACTIVE.
+        Claims only avoid duplicate work. List versions decide which changes are published.
+        """
         try:
             share_lock_active_topic(connection, topic_id)
         except (UnknownObject, PreconditionFailed):
@@ -85,6 +98,13 @@ class SqlDelayedIndex(CatalogAdapter):
 
     @in_write_transaction("catalog.switch_buckets")
     def switch_buckets(self, connection: Connection, switch: IndexBucketSwitch) -> bool:
+        """Change the list in one transaction. Return whether the list has the change now, also after a repeated call.
+
+        The ledgers of added index buckets become listed and CLOSED. For each removed ledger an intent is filed. The
+        change is refused if the list version is not `expected`, if a removed index bucket is not listed, or if the
+        topic is not ACTIVE. A refused change files intents for the ledgers of added index buckets. If index buckets
+        would overlap or end after the sealed range, the method raises `InvalidInput` and changes nothing.
+        """
         added_ids = [new.bucket.bucket_id for new in switch.added]
         try:
             topic = read_topic(connection, switch.topic_id, share_lock=True)
@@ -126,6 +146,14 @@ class SqlDelayedIndex(CatalogAdapter):
 
     @in_write_transaction("catalog.clear_buckets")
     def retire_all_buckets(self, connection: Connection, topic_id: TopicId, *, reason: str) -> int:
+        """Remove all index buckets from the list and file intents for them. Return the number of removed index buckets.
+
+        The sealed range is reset, so that the log is sealed again. The list version rises, so that the switches of
+        running seals and merges are refused. A refused switch files intents for its newborn ledgers.
+
+        Raises:
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
+        """
         topic = share_lock_active_topic(connection, topic_id)
         lock_component_list(connection, topic_id, Component.DELAYED_INDEX, {})
         removed = [bucket.bucket_id for bucket in lock_bucket_list(connection, topic_id).buckets]
@@ -134,6 +162,7 @@ class SqlDelayedIndex(CatalogAdapter):
         return len(removed)
 
     def now_ms(self) -> int:
+        """Return the time of the catalog's clock, in milliseconds since 1970."""
         return self._db.read(self._db.now_us) // 1000
 
 

@@ -20,7 +20,8 @@ from sqlalchemy import (
 from logstore.catalog import tables as t
 from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import CatalogDelayedMessageCounts, TopicState, UnsealedEntryCounts
+from logstore.ports.catalog.delayed import CatalogDelayedMessageCounts, UnsealedEntryCounts
+from logstore.ports.catalog.log import TopicState
 from logstore.positions import EARLIEST, LedgerId, TopicId
 
 _I, _B, _L, _S, _C = t.delayed_index.c, t.delayed_bucket.c, t.ledger.c, t.segment.c, t.cursor.c

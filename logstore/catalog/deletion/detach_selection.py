@@ -23,7 +23,7 @@ from logstore.deletion.retention import (
 )
 from logstore.errors import InvalidInput, UnknownObject
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState
-from logstore.ports.catalog import Ledger
+from logstore.ports.catalog.log import Ledger
 from logstore.positions import LedgerId, Position, TopicId
 
 

@@ -22,7 +22,7 @@ from logstore.deletion.intent_queue_rules import split_batch_into_ranges
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import AuditCause, FiledIntentCount, IntentRowRange, IntentTally
+from logstore.ports.catalog.deletion import AuditCause, FiledIntentCount, IntentRowRange, IntentTally
 from logstore.positions import TopicId
 
 _P = t.pending_deletion.c

@@ -27,7 +27,7 @@ from logstore.catalog.engine.dialect_sql import build_insert_if_absent, is_one_o
 from logstore.catalog.log.ledger_rows import remove_copies, remove_ledgers, set_generation
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import AuditCause, Claim, IntentResult
+from logstore.ports.catalog.deletion import AuditCause, Claim, IntentResult
 from logstore.positions import LedgerId, TopicId
 
 _P = t.pending_deletion.c

@@ -23,7 +23,7 @@ from logstore.catalog.log.message_ledgers import filter_listed_ledgers
 from logstore.catalog.offload.upload_ends import TIERED, match_abandoned_uploads
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import AuditCause, Claim, DetachedBatch
+from logstore.ports.catalog.deletion import AuditCause, Claim, DetachedBatch
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstone_rules import CompoundOperation, EndingOperation, is_durable
 

@@ -36,15 +36,15 @@ from logstore.deletion.intents import DeletionState
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, LedgerState
-from logstore.ports.catalog import (
+from logstore.ports.catalog.deletion import (
     AuditCause,
     Claim,
     DetachChosenResult,
     DetachedBatch,
     IntentTally,
-    Ledger,
     TopicContentCounts,
 )
+from logstore.ports.catalog.log import Ledger
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstone_rules import CompoundOperation, EndingOperation
 
@@ -53,7 +53,18 @@ _MANY_TOPICS: Final = "trim-topics"
 _CHOSEN: Final = "chosen one by one"
 
 
-class SqlPhaseOne(LeaseBoundAdapter):
+class PhaseOne(LeaseBoundAdapter):
+    """Phase one for ledgers of a topic, for many topics in one batch, and for a whole topic.
+
+    Under an outdated lease, `detach_ledgers` and `apply_compound_operation` raise `NotOwner` and change nothing.
+
+    `durable` says whether detached ledgers leave tombstones. `None` selects the topic's setting. If the topic has no
+    setting, only requested deletions leave tombstones, and detaches by retention leave none.
+
+    Idempotency: `detach_ledgers`, `apply_compound_operation` and `detach_whole_topic` are keyed by `batch_id`. A
+    repeated call returns the first result.
+    """
+
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
         super().__init__(database)
         self._newborn_us = int(registration_timeout_s * 1_000_000)
@@ -66,6 +77,14 @@ class SqlPhaseOne(LeaseBoundAdapter):
         force: bool,
         rolled: LedgerId | None = None,
     ) -> list[LedgerId]:
+        """Return the ledgers that `detach_ledgers` would detach now. Nothing changes.
+
+        The preview treats `rolled`, the last ledger of the list, as closed and followed by another ledger.
+
+        Raises:
+            UnknownObject, LedgerStillNeeded: The errors of `detach_ledgers`.
+        """
+
         def read(connection: Connection) -> list[LedgerId]:
             view = self._read_list_view(connection, topic_id, lock=False)
             return list(
@@ -85,6 +104,20 @@ class SqlPhaseOne(LeaseBoundAdapter):
         cause: AuditCause,
         durable: bool | None = None,
     ) -> DetachedBatch:
+        """Take ledgers out of their list and file an intent for each copy.
+
+        The call locks the list's row, checks under this lock which ledgers are needed, and raises the list version.
+
+        - With `requested_ids`, either all of these ledgers are detached or none. `force` also detaches ledgers that
+          subscriptions need, and moves the cursors of these subscriptions over the ledgers.
+        - With `None`, retention selects the ledgers. Stalled intents of the topic and abandoned newborn ledgers move to
+          the batch. If nothing is selected, the call is not recorded, and a repeated call may select ledgers.
+
+        Raises:
+            UnknownObject: The topic does not exist, or a ledger was never in the topic's list.
+            LedgerStillNeeded: A subscription needs a ledger and `force` is not set, or a ledger is the open last
+                ledger.
+        """
         suffix = "" if durable is None else f"/durable {durable}"
         order = DetachOrder(
             ledger_ids=requested_ids,
@@ -106,6 +139,10 @@ class SqlPhaseOne(LeaseBoundAdapter):
             return self._detach_once(topic_id, order, work)
 
     def find_reasons_to_keep(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
+        """Return the reason for each ledger that `detach_chosen_ledgers` would keep. Nothing changes.
+
+        Raise `UnknownObject` if the topic does not exist.
+        """
         return self._db.read(
             lambda c: recheck_chosen_ledgers(c, self._read_list_view(c, topic_id, lock=False), chosen)[1]
         )
@@ -122,6 +159,17 @@ class SqlPhaseOne(LeaseBoundAdapter):
         cause: AuditCause,
         durable: bool | None = None,
     ) -> DetachChosenResult:
+        """Detach ledgers one by one. Keep each ledger that is needed, or that has changed since `chosen` was read.
+
+        The ledgers are added to a batch of many topics. The call opens the batch, or claims the open batch for
+        `claim.ttl_s` from now.
+
+        Idempotency: a repeated call reports detached ledgers as no longer listed.
+
+        Raises:
+            UnknownObject, CorruptData: The topic does not exist, or a cursor's row cannot be read.
+            ClaimHeld: The batch is finished, or another workflow has claimed it. Nothing changed.
+        """
         view = self._read_list_view(connection, topic_id, lock=True)
         detachable, reasons = recheck_chosen_ledgers(connection, view, chosen)
         if not detachable.ids:
@@ -150,6 +198,17 @@ class SqlPhaseOne(LeaseBoundAdapter):
         cause: AuditCause,
         durable: bool | None = None,
     ) -> DetachedBatch:
+        """Apply several changes to one ledger, all or none, and write an audit row.
+
+        A ledger that loses its last copy is detached. The operation may name subscriptions that cannot prevent the
+        detach. The cursors of these subscriptions then move over the detached ledger. If the ledger stays listed, the
+        list version and the ledger's generation rise.
+
+        Raises:
+            UnknownObject: The topic or the subscription does not exist, or the ledger is not in the topic's list.
+            PreconditionFailed: The ledger is not in the state that the operation expects.
+            LedgerStillNeeded: The ledger would lose its last copy and is needed.
+        """
         order = DetachOrder(
             ledger_ids=[operation.ledger_id],
             batch_id=batch_id,
@@ -173,6 +232,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
             return self._detach_once(topic_id, order, work)
 
     def would_end_ledger(self, topic_id: TopicId, operation: CompoundOperation) -> bool:
+        """Return whether `apply_compound_operation` would detach the ledger. Raise the errors of that method."""
         return self._db.read(
             lambda c: (
                 evaluate_compound_operation(c, self._read_list_view(c, topic_id, lock=False), operation)[1] is not None
@@ -181,6 +241,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
 
     @in_read_transaction
     def select_detachable_topics(self, connection: Connection, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
+        """Return the topics that may have ledgers to detach. The call takes no lock, and usually selects few topics."""
         now = self._db.now_us(connection)
         is_requested = is_one_of(connection, t.topic.c.topic_id, topic_ids)
         query = select(t.topic.c.topic_id).where(is_requested, _match_topics_to_detach(now, now - self._newborn_us))
@@ -190,6 +251,16 @@ class SqlPhaseOne(LeaseBoundAdapter):
     def detach_by_retention_into_batch(
         self, connection: Connection, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: AuditCause
     ) -> DetachedBatch:
+        """Detach by retention into a batch of many topics. Open or claim the batch for `claim.ttl_s` from now.
+
+        In the result, `ledgers` includes abandoned newborn ledgers.
+
+        Idempotency: keyed by batch and topic; if the batch has intents of the topic, the call only counts them.
+
+        Raises:
+            UnknownObject, CorruptData: The topic does not exist, or a cursor's row cannot be read.
+            ClaimHeld: The batch is finished, or another workflow has claimed it. Nothing changed.
+        """
         order = DetachOrder(
             ledger_ids=None,
             batch_id=batch_id,
@@ -212,13 +283,27 @@ class SqlPhaseOne(LeaseBoundAdapter):
         return replace(_count_detached_of_topic(connection, topic_id, batch_id), filed_counts=detached.filed_counts)
 
     def count_detached_batch(self, batch_id: str) -> DetachedBatch:
+        """Return the counts of a batch, taken from the batch's rows. All counts of an unknown batch are zero."""
         return self._db.read(lambda connection: _count_detached(connection, batch_id, _P.batch_id == batch_id))
 
     def count_topic_contents(self, topic_id: TopicId) -> TopicContentCounts:
+        """Count what a deletion of the topic would remove. Raise `UnknownObject` if the topic does not exist."""
         return self._db.read(lambda connection: topic_deletion.count_topic_contents(connection, topic_id))
 
     @in_write_transaction("catalog.begin_topic_deletion")
     def begin_topic_deletion(self, connection: Connection, topic_id: TopicId, name: str, cause: AuditCause) -> int:
+        """Set the topic DELETING and write an audit row. Return the catalog's time of this change, in microseconds.
+
+        After the commit nothing can be attached to the topic, because an attach locks the topic and requires ACTIVE.
+        The call does not wait for transactions that have this lock, because a busy topic always has such
+        transactions. `detach_whole_topic` waits for these transactions.
+
+        Idempotency: if the topic is DELETING or deleted, return the time of the first call and write no audit row.
+
+        Raises:
+            UnknownObject: The topic never existed.
+            PreconditionFailed: The topic has another name.
+        """
         return topic_deletion.begin_deletion_or_get_start_us(connection, self._db, topic_id, name, cause)
 
     @in_write_transaction("catalog.detach_topic")
@@ -232,6 +317,14 @@ class SqlPhaseOne(LeaseBoundAdapter):
         cause: AuditCause,
         durable: bool | None = None,
     ) -> DetachedBatch:
+        """File an intent for each copy of each ledger of the topic, whatever its component and state.
+
+        Cursors, schema versions and other rows that name ledgers are removed. Stalled intents of the topic move to the
+        batch. If the topic does not exist any more, nothing is detached.
+
+        Raises:
+            PreconditionFailed: The topic is not DELETING, or the batch id belongs to another request.
+        """
         work = partial(topic_deletion.detach_whole_topic, database=self._db, topic_id=topic_id, durable=durable)
         return partial(work, batch_id=batch_id, claim=claim, cause=cause)(connection)
 
@@ -239,9 +332,15 @@ class SqlPhaseOne(LeaseBoundAdapter):
     def remove_topic(
         self, connection: Connection, topic_id: TopicId, cause: AuditCause, *, durable: bool | None = None
     ) -> bool:
+        """Remove the topic's rows, so that its name is free.
+
+        If a list still has a ledger, return `False` and change nothing. Raise `PreconditionFailed` if the topic is not
+        DELETING.
+        """
         return topic_deletion.remove_detached_topic(connection, self._db, topic_id, cause, durable=durable)
 
     def tally_topic_intents(self, topic_id: TopicId, *, since_us: int) -> IntentTally:
+        """Count all intents of the topic except those whose copy was deleted before `since_us`."""
         return self._db.read(
             lambda connection: topic_deletion.tally_intents_of_topic_deletion(connection, topic_id, since_us)
         )

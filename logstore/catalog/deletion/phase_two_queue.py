@@ -47,7 +47,14 @@ from logstore.deletion.intents import DeletionIntent, DeletionState, require_top
 from logstore.errors import ClaimHeld, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import AuditCause, Claim, IntentResult, IntentRowRange, IntentTally, UndeletedCopyCounts
+from logstore.ports.catalog.deletion import (
+    AuditCause,
+    Claim,
+    IntentResult,
+    IntentRowRange,
+    IntentTally,
+    UndeletedCopyCounts,
+)
 from logstore.positions import LedgerId, TopicId
 
 T = TypeVar("T")
@@ -60,7 +67,9 @@ _KEY = (_P.ledger_id == bindparam("ledger"), _P.copy == bindparam("kind"), _P.ge
 _LOCK_BY_KEY = select(*INTENT_COLUMNS).where(*_KEY).with_for_update()
 
 
-class SqlPhaseTwoQueue(LeaseBoundAdapter):
+class PhaseTwoQueue(LeaseBoundAdapter):
+    """Queue of phase two. Under an outdated lease, each method that writes raises `NotOwner` and changes nothing."""
+
     def _write(self, work: Callable[[Connection], T]) -> T:
         def lock_fence_then_work(connection: Connection) -> T:
             lock_fence_of_lease(connection, self._lease)
@@ -69,9 +78,14 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
         return super()._write(lock_fence_then_work)
 
     def list_unfinished_ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[IntentRowRange]:
+        """Return up to `limit` ranges of unfinished intents of the batch, with row ids above `after`.
+
+        A range has at most `rows` intents. No intent in a range is finished or has a workflow of its own.
+        """
         return self._db.read(lambda c: read_next_row_ranges(c, batch_id, after=after, rows_per_range=rows, limit=limit))
 
     def list_intents_in_range(self, batch_id: str, row_range: IntentRowRange) -> list[DeletionIntent]:
+        """Return all intents of the batch in the range, ascending by row id. Fill in `referenced`."""
         rows = (_P.batch_id == batch_id, _P.row_id >= row_range.first, _P.row_id <= row_range.last)
         query = select(*INTENT_COLUMNS).where(*rows).order_by(_P.row_id)
         return self._db.read(
@@ -80,21 +94,61 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
 
     @in_write_transaction("catalog.renew")
     def renew_batch_claim(self, connection: Connection, batch_id: str, claim: Claim) -> None:
+        """Claim the batch for `claim.ttl_s` from now. A workflow run never shortens its own claim.
+
+        Claims are long while a batch is paused. A released batch cannot be claimed again, because a late renewal by a
+        dead workflow would hide the batch from sweeps.
+
+        Raises:
+            UnknownObject: The batch does not exist.
+            ClaimHeld: The batch is finished, was released, or is claimed by another workflow.
+        """
         renew_or_claim_run(connection, batch_id, claim, self._db.now_us(connection))
 
     @in_write_transaction("catalog.pause")
     def pause_batch(self, connection: Connection, batch_id: str) -> None:
+        """Pause the batch until it is resumed or released. Rows that have a workflow of their own continue.
+
+        No workflow takes over rows of a paused batch, even after the batch's claim has expired.
+
+        Idempotency: a second pause keeps the time of the first pause.
+
+        Raises:
+            UnknownObject: The batch does not exist.
+            PreconditionFailed: The batch is finished or was released.
+        """
         pause_run(connection, batch_id, self._db.now_us(connection))
 
     @in_write_transaction("catalog.resume")
     def resume_batch(self, connection: Connection, batch_id: str) -> None:
+        """End the pause of the batch. If the batch's claim has expired, the next sweep takes over the rows.
+
+        Raises:
+            UnknownObject, PreconditionFailed: The batch does not exist or is finished.
+        """
         resume_run(connection, batch_id)
 
     @in_write_transaction("catalog.release")
     def release_paused_batch(self, connection: Connection, batch_id: str) -> bool:
+        """End the claim of a paused batch whose workflow is gone. The next sweep then takes over the rows of the batch.
+
+        Only a person may request a release. If the batch is finished or not paused, change nothing and return `False`.
+        """
         return release_paused_run(connection, batch_id, self._db.now_us(connection))
 
     def record_outcomes(self, results: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
+        """Record the outcomes of PENDING rows of the holder. Return the ids of the rows that this call finished.
+
+        Other rows do not change. A row that moved to another batch stays unfinished, even if storage confirmed that
+        nothing is left. The creator of a newborn ledger may have stored `meta.json` after this confirmation. So
+        the other batch checks storage again.
+
+        If a row had a workflow of its own, the audit log gets a row `delete-ledger` with the batch's actor and reason.
+
+        `holder` is the id of the workflow that has claimed the rows, or of the batch of the rows. With a batch id, the
+        call also finishes rows that an overlapping attempt of the chunk has moved to workflows of their own.
+        """
+
         def work(connection: Connection) -> frozenset[int]:
             now = self._db.now_us(connection)
             rows = end_intents(connection, results, holder, now_us=now)
@@ -112,6 +166,12 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
     def move_to_own_workflows(
         self, workflow_id_by_row: Mapping[int, str], *, batch_id: str, error_by_row: Mapping[int, str], ttl_s: float
     ) -> frozenset[int]:
+        """Move the claims of PENDING rows of the batch to the given workflows. Return the ids of the moved rows.
+
+        The move counts as the first attempt of each row. Rows that an earlier call moved, or that another batch has
+        taken over, do not change.
+        """
+
         def work(connection: Connection) -> frozenset[int]:
             until_us = self._db.now_us(connection) + int(ttl_s * 1_000_000)
             return hand_over_intents(connection, workflow_id_by_row, batch_id, error_by_row, until_us=until_us)
@@ -134,6 +194,17 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
         counts_attempt: bool = True,
         topic: str | None = None,
     ) -> DeletionIntent:
+        """Claim one row. With `counts_attempt`, count an attempt. Return the intent, with `referenced` filled in.
+
+        A finished row is returned unchanged. `topic` is the encoded name that the row must have. If `topic` is `None`
+        or the row is damaged, the name is not checked.
+
+        Raises:
+            StaleCatalog: `epoch` is not the catalog's epoch. Nothing changed.
+            InvalidInput: The row has another topic. Nothing changed.
+            UnknownObject: The row was never filed, or was removed.
+            ClaimHeld: Another workflow has claimed the row.
+        """
         require_epoch(connection, epoch)
         key = {"ledger": ledger_id, "kind": copy.value, "detached": generation}
         row = connection.execute(_LOCK_BY_KEY, key).first()
@@ -162,6 +233,14 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
         error: str | None = None,
         keys_left: int | None = None,
     ) -> int:
+        """Claim the row for `claim.ttl_s` from now, and store the error of an attempt. A finished row does not change.
+
+        `keys_left` is the number of keys that storage kept, or `None` if storage did not answer for all keys. Return
+        the number of consecutive attempts that left `keys_left` keys, including this attempt. Attempts in which storage
+        did not answer for all keys are ignored. If `keys_left` is `None`, the result is 0.
+
+        Raise `ClaimHeld` if another workflow has claimed the row.
+        """
         now = self._db.now_us(connection)
         attempts = renew_claim_and_count_stuck_attempts(
             connection, row_id, claim, error=error, keys_left=keys_left, now_us=now
@@ -178,6 +257,7 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
 
     @in_write_transaction("catalog.close")
     def close_batch(self, connection: Connection, batch_id: str, cause: AuditCause) -> IntentTally:
+        """Return the tally of the batch. The first call closes the batch and writes the audit row."""
         now = self._db.now_us(connection)
         topic_id, tally = finish_run(connection, batch_id, now), tally_intents(connection, _P.batch_id == batch_id)
         if topic_id is None:  # an earlier call finished the run
@@ -201,6 +281,10 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
     def list_intents(
         self, state: DeletionState | None, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int
     ) -> list[DeletionIntent]:
+        """Return intents in `state`, newest first. `None` selects all states. Fill in `paused`.
+
+        `topic` is an encoded name, which selects the rows of all topics that ever had this name.
+        """
         is_dead = (
             state is DeletionState.DEAD_LETTERED
         )  # few rows: `row_id + 0` makes the planner use the index of states
@@ -223,6 +307,10 @@ class SqlPhaseTwoQueue(LeaseBoundAdapter):
         ledger_ids: Sequence[LedgerId] | None = None,
         limit: int,
     ) -> Sequence[DeletionIntent]:
+        """Return dead letters and intents that have a workflow of their own, newest first.
+
+        A filter that is `None` selects all intents. `ledger_ids` has at most 10,000 ids.
+        """
         alone = and_(_P.state == _PENDING, _P.claim_workflow.is_not(None))
         query = select(*INTENT_COLUMNS).where(or_(match_dead_letters(), alone)).order_by(_P.row_id.desc()).limit(limit)
         if topic_id is not None:

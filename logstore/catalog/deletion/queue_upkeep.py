@@ -39,18 +39,36 @@ from logstore.deletion.intent_queue_rules import normalize_ids, require_dead_let
 from logstore.deletion.intents import DeletionState
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import AuditCause, Claim, DetachedBatch, RemovedRowCounts, SweepBacklogCounts
+from logstore.ports.catalog.deletion import AuditCause, Claim, DetachedBatch, RemovedRowCounts, SweepBacklogCounts
 
 _P, _R, _L = t.pending_deletion.c, t.run.c, t.ledger.c
 _REQUEST = "sweep"  # distinguishes batches of a sweep from batches of a detach
 
 
-class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
+class PhaseTwoQueueUpkeep(CatalogAdapter):
+    """Upkeep of the queue of phase two.
+
+    A schedule calls `move_abandoned_work_to_batch` and `remove_finished_rows` every minute. If there is no work, each
+    of these calls is one small read.
+    """
+
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
         super().__init__(database)
         self._newborn_us = int(registration_timeout_s * 1_000_000)
 
     def move_abandoned_work_to_batch(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
+        """Move up to `limit` stalled intents into a new batch. Add intents for abandoned ledgers and uploads.
+
+        In this batch, intents replace up to `limit` newborn ledgers that are older than the registration timeout. They
+        also replace unfinished tiered copies whose upload deadline has passed, of up to `limit` topics. The ledgers of
+        these copies stay.
+
+        `claim` is for the workflow that does phase two. If two calls run at once, each row goes to exactly one batch.
+
+        Idempotency: keyed by `batch_id`; a repeated call returns the first result. A call without results is not
+        recorded, so a repeated call may find something.
+        """
+
         def find_earlier_detach_or_idle(connection: Connection) -> DetachedBatch | None:
             now = self._db.now_us(connection)
             earlier_detach = find_earlier_detach(connection, batch_id, _REQUEST)
@@ -123,6 +141,7 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
 
     @in_read_transaction
     def count_sweep_backlog(self, connection: Connection, *, older_than_s: float) -> SweepBacklogCounts:
+        """Count the rows that `move_abandoned_work_to_batch` or `remove_finished_rows` would move or remove now."""
         now = self._db.now_us(connection)
         before = now - int(older_than_s * 1_000_000)
         return SweepBacklogCounts(
@@ -134,6 +153,14 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
         )
 
     def remove_finished_rows(self, *, older_than_s: float, limit: int, cause: AuditCause) -> RemovedRowCounts:
+        """Remove up to `limit` rows that were DELETED over `older_than_s` ago, and up to `limit` empty batches.
+
+        Dead letters stay. Rows of a batch whose workflow is running also stay, because the batch certificate counts
+        these rows. Later queries about a removed row return UNKNOWN. A call that removes rows writes an audit row.
+
+        Idempotency: a repeated call continues with the next rows.
+        """
+
         def has_nothing_old(connection: Connection) -> bool:
             now = self._db.now_us(connection)
             before = now - int(older_than_s * 1_000_000)
@@ -164,6 +191,7 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
 
     @in_read_transaction
     def count_redrivable_dead_letters(self, connection: Connection, row_ids: Sequence[int] | None) -> int:
+        """Count the rows that `redrive_dead_letters` would redrive now. Raise the errors of `redrive_dead_letters`."""
         count = select(func.count()).where(_match_dead_letters_to_redrive(connection, row_ids, lock=False))
         return int(connection.execute(count).scalar_one())
 
@@ -171,6 +199,20 @@ class SqlPhaseTwoQueueUpkeep(CatalogAdapter):
     def redrive_dead_letters(
         self, connection: Connection, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: AuditCause
     ) -> DetachedBatch:
+        """Turn dead letters into pending intents of a new batch, in one transaction. `None` selects all dead letters.
+
+        Either all given ids are redriven or none. Attempts are counted from zero again. The last error stays until
+        another attempt fails. A row in an unknown state counts as a dead letter. The call writes an audit row. If the
+        caller dies before it starts the batch's workflow, a sweep takes over the rows.
+
+        Idempotency: keyed by `batch_id`; a repeated call returns the first result. A call without results is not
+        recorded.
+
+        Raises:
+            InvalidInput: `row_ids` is empty, or has more than 10,000 ids.
+            UnknownObject: Some rows do not exist, and all other given rows are dead letters.
+            PreconditionFailed: A row is pending or deleted. The message names up to ten wrong rows with their states.
+        """
         request = fingerprint_request("redrive", row_ids)
         earlier_detach = find_earlier_detach(connection, batch_id, request)
         return earlier_detach or self._redrive_dead_letters(

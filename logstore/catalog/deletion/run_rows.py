@@ -29,7 +29,7 @@ from logstore.catalog import tables as t
 from logstore.catalog.engine.dialect_sql import TEXT, build_bulk_parameter, build_insert_if_absent
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import ClaimHeld, InvalidInput, PreconditionFailed, SextonError, UnknownObject
-from logstore.ports.catalog import Claim, DetachedBatch
+from logstore.ports.catalog.deletion import Claim, DetachedBatch
 from logstore.positions import TopicId
 
 _R = t.run.c

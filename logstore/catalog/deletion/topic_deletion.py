@@ -31,7 +31,8 @@ from logstore.catalog.transactions.buffer_rows import remove_topic_buffer
 from logstore.catalog.transactions.buffer_snapshots import remove_buffer_snapshot
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed, UnknownObject
-from logstore.ports.catalog import AuditCause, Claim, DetachedBatch, IntentTally, TopicContentCounts, TopicState
+from logstore.ports.catalog.deletion import AuditCause, Claim, DetachedBatch, IntentTally, TopicContentCounts
+from logstore.ports.catalog.log import TopicState
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstone_rules import EndingOperation, is_durable
 

@@ -14,7 +14,7 @@ from logstore.deletion.intents import DeletionState, find_missing_property
 from logstore.errors import CatalogVersionMismatch
 from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import InspectedCopy
+from logstore.ports.catalog.inspection import InspectedCopy
 from logstore.positions import LedgerId
 
 _KIND_BY_ROLE = {BucketRole.PRIMARY: CopyKind.LEDGER, BucketRole.TIERED: CopyKind.OFFLOADED_LEDGER}

@@ -21,7 +21,8 @@ from logstore.catalog.log.ledger_rows import (
 from logstore.catalog.log.topic_rows import read_topic, share_lock_active_topic
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
-from logstore.ports.catalog import AuditCause, Ledger, Topic
+from logstore.ports.catalog.deletion import AuditCause
+from logstore.ports.catalog.log import Ledger, Topic
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstone_rules import EndingOperation, is_durable
 
@@ -38,7 +39,9 @@ _LEDGERS_PER_PAGE: Final = 1_000  # about a megabyte, read in a hundredth of a s
 _LISTS_PER_READ: Final = 500  # a list of a cursor, schema or index has few ledgers
 
 
-class SqlLedgersOfAllComponents(CatalogAdapter):
+class LedgersOfAllComponents(CatalogAdapter):
+    """Ledgers of all components of a topic. Ports of the single components publish these ledgers, as CLOSED."""
+
     @in_write_transaction("catalog.create_component_ledger")
     def create_component_ledger(
         self,
@@ -49,6 +52,16 @@ class SqlLedgersOfAllComponents(CatalogAdapter):
         *,
         application: str,
     ) -> LedgerStatement:
+        """Insert the row of a new, unlisted component ledger in state CREATING.
+
+        `keys` identify the ledger owner within the topic, e.g. `{"cursor": "billing"}`. Each ledger owner has its own
+        list. The first ledger of a ledger owner creates the list.
+
+        Not idempotent. The topic's trim detaches a ledger that is never published.
+
+        Raises:
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
+        """
         topic = share_lock_active_topic(connection, topic_id)
         owner = LedgerOwner(
             application=application, component=component, topic_id=topic_id, topic=topic.name, keys=dict(keys)
@@ -57,11 +70,16 @@ class SqlLedgersOfAllComponents(CatalogAdapter):
         return insert_newborn_ledger(connection, owner, list_id, now_us=self._db.now_us(connection))
 
     def list_ledgers(self, topic_id: TopicId) -> list[Ledger]:
+        """Return listed ledgers of all components: message ledgers first, each list in its order."""
         return [ledger for page in self.iterate_ledger_pages(topic_id) for ledger in page]
 
     def iterate_ledger_pages(
         self, topic_id: TopicId, *, component: Component | None = None
     ) -> Iterator[Sequence[Ledger]]:
+        """Yield the ledgers of `list_ledgers`, or of one component, in pages that fit into memory.
+
+        Each page is read on demand. A ledger that leaves its list meanwhile may be missing. No ledger appears twice.
+        """
         lists = self._db.read(lambda connection: _read_lists(connection, topic_id, component))
         data = Component.MANAGED_LEDGER
         # The list of message ledgers has any number of ledgers. Other lists have few ledgers.

@@ -35,7 +35,7 @@ from logstore.errors import (
 )
 from logstore.log.ledgers import LedgerState
 from logstore.log.producer_sequences import HighestSequenceIds
-from logstore.ports.catalog import (
+from logstore.ports.catalog.log import (
     AcknowledgeWrite,
     BeginTransactionWrite,
     EndTransactionWrite,
@@ -52,9 +52,24 @@ from logstore.transactions.transaction_ids_and_states import Participant, Transa
 W = TypeVar("W", bound=GroupCommitWrite)
 
 
-class SqlGroupCommits(CatalogAdapter):
+class GroupCommits(CatalogAdapter):
     @in_write_transaction("catalog.group_commit")
     def commit_writes(self, connection: Connection, writes: Sequence[GroupCommitWrite]) -> list[GroupCommitResult]:
+        """Commit all writes in one transaction. Return a result or an error for each write, in order.
+
+        A refused write does not affect the other writes. The error of a refused write is one of:
+
+        - `LedgerFenced`, `ProducerFenced`, `UnknownObject`, `InvalidInput`, `StaleCatalog` or `TransactionNotOpen`.
+        - `AlreadyExists`: the segment number is taken.
+        - `SnapshotNeeded`: the acknowledgement lacks the cursor's snapshot.
+        - `PreconditionFailed`: the topic is not ACTIVE.
+        - `TransactionEnded`: the transaction has the opposite decision, or is past its deadline.
+        - `AcknowledgementHeld`: another open transaction has acknowledged an entry, or a write with `txn` names a
+          position that is already acknowledged.
+        - `AcknowledgementStale`: entries were given back after `up_to` was read.
+
+        If the method raises any error except `OutcomeUnknown`, no write happened.
+        """
         registrations, ends = (
             _writes_of_kind(writes, RegisterSegmentWrite),
             _writes_of_kind(writes, EndTransactionWrite),

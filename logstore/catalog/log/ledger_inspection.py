@@ -22,7 +22,7 @@ from logstore.catalog.records.tombstone_rows import find_tombstone
 from logstore.deletion.intents import DeletionIntent
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState
-from logstore.ports.catalog import (
+from logstore.ports.catalog.inspection import (
     AuditEntry,
     InspectedCopy,
     InspectedIntent,
@@ -36,9 +36,13 @@ from logstore.positions import LedgerId, TopicId
 _A = t.audit.c
 
 
-class SqlLedgerInspection(CatalogAdapter):
+class LedgerInspection(CatalogAdapter):
     @in_read_transaction
     def get_ledger_history(self, connection: Connection, ledger_id: LedgerId, *, max_decisions: int) -> LedgerHistory:
+        """Return the catalog's rows about the ledger at one moment, with at most `max_decisions` rows of the audit log.
+
+        Raise `UnknownObject` if the catalog never created a ledger with this id.
+        """
         ceiling = read_catalog_row(connection).next_ledger_id
         if not 0 <= ledger_id < ceiling:
             expected = f"an id that was given to a ledger, below {ceiling}"
@@ -68,6 +72,10 @@ class SqlLedgerInspection(CatalogAdapter):
     def list_audit_entries(
         self, connection: Connection, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int
     ) -> list[AuditEntry]:
+        """Return rows of the audit log about a topic or a ledger, newest first.
+
+        `topic` is an encoded name, which selects the rows of all topics that ever had this name, also deleted topics.
+        """
         of_topic = true() if topic is None else _A.topic == topic
         if ledger_id is None:
             return list(islice(_iterate_entries(connection, of_topic), limit))

@@ -26,7 +26,7 @@ from logstore.catalog.records.tombstone_rows import insert_ledger_tombstones
 from logstore.catalog.transactions.buffer_rows import remove_ledgers_from_buffers
 from logstore.errors import IdsExhausted, UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
-from logstore.ports.catalog import Ledger
+from logstore.ports.catalog.log import Ledger
 from logstore.positions import LedgerId, TopicId
 
 GROWING_COLUMNS: Final = ("entries", "size_bytes", "segments", "last_segment")

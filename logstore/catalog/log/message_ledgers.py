@@ -31,17 +31,18 @@ from logstore.cursors.cursor_state import CursorState
 from logstore.errors import StaleCatalog, UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.log.producer_sequences import HighestSequenceIds
-from logstore.ports.catalog import Ledger, Segment, TopicLedgerTotals
+from logstore.ports.catalog.log import Ledger, Segment, TopicLedgerTotals
 from logstore.positions import LedgerId, TopicId
 
 
-class SqlMessageLedgers(CatalogAdapter):
+class MessageLedgers(CatalogAdapter):
     def catalog_epoch(self) -> int:
         return self._db.read(read_epoch)
 
     def list_ledgers(
         self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
     ) -> list[Ledger]:
+        """Return the topic's message ledgers with ids from `from_ledger` on, inclusive, ascending."""
         page = _select_listed_ledgers(topic_id).where(
             t.ledger.c.ledger_id >= (0 if from_ledger is None else from_ledger)
         )
@@ -54,6 +55,7 @@ class SqlMessageLedgers(CatalogAdapter):
         )
 
     def count_backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
+        """Return for each state the number of unacknowledged entries in listed ledgers. Each state costs some reads."""
         listed = _select_listed_ledgers(topic_id)
         return self._db.read(lambda connection: count_cursor_backlogs(connection, topic_id, listed, states))
 
@@ -64,6 +66,7 @@ class SqlMessageLedgers(CatalogAdapter):
 
     @in_read_transaction
     def last_ledgers(self, connection: Connection, topic_ids: Collection[TopicId]) -> list[Ledger]:
+        """Return the last ledger of each topic, in one read. Topics with an empty list are left out."""
         lists, other = t.ledger_list.c, t.ledger.alias()
         newest = select(func.max(other.c.place)).where(other.c.list_id == lists.list_id).scalar_subquery()
         query = (
@@ -76,6 +79,13 @@ class SqlMessageLedgers(CatalogAdapter):
 
     @in_write_transaction("catalog.create_ledger")
     def create_ledger(self, connection: Connection, topic_id: TopicId, *, application: str) -> LedgerStatement:
+        """Insert the row of a new, unlisted ledger in state CREATING.
+
+        Not idempotent. If the ledger is not attached within the registration timeout, a trim of the topic detaches it.
+
+        Raises:
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
+        """
         topic = share_lock_active_topic(connection, topic_id)
         component = Component.MANAGED_LEDGER
         owner = LedgerOwner(application=application, component=component, topic_id=topic_id, topic=topic.name, keys={})
@@ -85,6 +95,12 @@ class SqlMessageLedgers(CatalogAdapter):
 
     @in_write_transaction("catalog.attach")
     def attach_ledger(self, connection: Connection, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
+        """Add a CREATING ledger to the end of its list as OPEN, and close `after`, the list's last ledger.
+
+        The ledger is not attached if the last ledger is not `after`, or has a higher id than `ledger_id`. Instead, an
+        intent is filed for the newborn ledger in the same transaction (apache/pulsar#350). Return whether the ledger is
+        listed now, also after a repeated call. Raise `PreconditionFailed` if the topic is not ACTIVE.
+        """
         source = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
         query = select(t.ledger, t.ledger_list.c.topic_id).select_from(source)
         newborn = connection.execute(query.where(t.ledger.c.ledger_id == ledger_id)).first()
@@ -113,9 +129,19 @@ class SqlMessageLedgers(CatalogAdapter):
 
     @in_write_transaction("catalog.give_up")
     def record_abandoned_upload(self, connection: Connection, ledger_id: LedgerId, *, epoch: int) -> None:
+        """Record that a process gives up an unregistered upload to the ledger. The upload may still arrive.
+
+        If the catalog no longer has the ledger's primary copy, phase two may have missed the upload. The call then
+        makes the copy's intents pending and unclaimed again, except dead letters. If the catalog still has the primary
+        copy, nothing changes, because a later deletion lists all objects. Nothing changes either if `epoch` is not
+        the catalog's epoch.
+
+        Idempotency: each call only makes phase two search for objects once more.
+        """
         reopen_intents_of_late_uploads(connection, [ledger_id], epoch=epoch)
 
     def list_segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
+        """Return the registered segments that have entries from `from_entry` on, ascending."""
         s = t.segment.c
         query = (
             select(t.segment)
@@ -129,6 +155,7 @@ class SqlMessageLedgers(CatalogAdapter):
     def find_segments_of_ranges(
         self, connection: Connection, topic_id: TopicId, range_by_ledger: Mapping[LedgerId, range]
     ) -> list[tuple[Ledger, list[Segment]]]:
+        """Return, in one read, the given ledgers that are listed, ascending, each with the segments in its range."""
         ranges = [(ledger_id, entries.start, entries.stop) for ledger_id, entries in range_by_ledger.items()]
         segments_by_ledger: dict[LedgerId, list[Segment]] = defaultdict(list)
         listed = filter_listed_ledgers(connection, topic_id, range_by_ledger)

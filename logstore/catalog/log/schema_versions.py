@@ -13,13 +13,13 @@ from logstore.catalog.log.ledger_rows import lock_component_list, publish_compon
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import SchemaVersion, TopicState
+from logstore.ports.catalog.log import SchemaVersion, TopicState
 from logstore.positions import LedgerId, TopicId
 
 _V = t.schema_version.c
 
 
-class SqlSchemaVersions(CatalogAdapter):
+class SchemaVersions(CatalogAdapter):
     def list_schema_versions(self, topic_id: TopicId) -> list[SchemaVersion]:
         query = select(t.schema_version).where(_V.topic_id == topic_id).order_by(_V.version)
         return [
@@ -40,7 +40,18 @@ class SqlSchemaVersions(CatalogAdapter):
         size_bytes: int,
         sha256: str | None = None,
     ) -> SchemaVersion | None:
-        """Raise the error of a refusal after the commit, because the transaction files the newborn ledger's intent."""
+        """Publish a newborn schema ledger as the next schema version. The ledger becomes listed and CLOSED.
+
+        If the newest schema version has the same digest, the method returns this schema version and files an intent for
+        the newborn ledger. Otherwise, if the topic is not ACTIVE, the method also files an intent and raises
+        `PreconditionFailed`. A repeated call returns the same schema version. The method returns `None` if the newborn
+        ledger was detached meanwhile. The caller then writes another ledger.
+
+        `digest` and `content_bytes` describe the content. `size_bytes` and `sha256` describe the segment's object.
+        Digests are SHA-256, hexadecimal.
+
+        The error of a refusal is raised after the commit, because the transaction files the newborn ledger's intent.
+        """
 
         def publish_or_file_intent(connection: Connection) -> SchemaVersion | PreconditionFailed | None:
             topic = lock_topic_or_reopen_intent(connection, topic_id, ledger_id)

@@ -11,7 +11,7 @@ from logstore.catalog.log.ledger_rows import ensure_ledger_list
 from logstore.deletion.retention import MAX_RETENTION_S, RetentionPolicy
 from logstore.errors import AlreadyExists, IdsExhausted, PreconditionFailed, UnknownObject
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import Topic, TopicState
+from logstore.ports.catalog.log import Topic, TopicState
 from logstore.positions import TopicId
 
 TOPIC_QUERY: Final = select(t.topic)

@@ -14,27 +14,39 @@ from logstore.catalog.log.totals_and_backlogs import count_topic_backlogs, read_
 from logstore.catalog.transactions.buffer_rows import read_buffers
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import UnknownObject
-from logstore.ports.catalog import StoredCursor, SubscriptionSummary, Topic, TopicState, TopicSummary, TopicSummaryPage
+from logstore.ports.catalog.cursors import StoredCursor
+from logstore.ports.catalog.log import SubscriptionSummary, Topic, TopicState, TopicSummary, TopicSummaryPage
 from logstore.positions import TopicId
 
 
-class SqlTopics(CatalogAdapter):
+class Topics(CatalogAdapter):
     @in_write_transaction("catalog.create_topic")
     def create_topic(
         self, connection: Connection, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None
     ) -> Topic:
+        """Create a topic without ledgers. Raise `AlreadyExists` if the name is taken. `name` is encoded.
+
+        `durable_delete` decides whether deletions of this topic leave tombstones by default. With `None`, each
+        operation has its own default.
+        """
         return insert_topic(connection, name, policy, durable_delete=durable_delete, now_us=self._db.now_us(connection))
 
     def get_topic(self, name: str) -> Topic:
+        """Return the topic with this encoded name. Raise `UnknownObject` if the topic does not exist."""
         row = self._db.read(lambda connection: connection.execute(TOPIC_QUERY.where(t.topic.c.name == name)).first())
         if row is None:
             raise UnknownObject("topic", expected="an existing topic", found=name)
         return topic_from_row(row)
 
     def get_topic_by_id(self, topic_id: TopicId) -> Topic:
+        """Return the topic with this id. Raise `UnknownObject` if the topic does not exist."""
         return self._db.read(lambda connection: read_topic(connection, topic_id))
 
     def list_active_topics(self, *, after: TopicId, limit: int) -> list[Topic]:
+        """Return up to `limit` ACTIVE topics with ids above `after`, ascending by id.
+
+        A topic that exists while all pages are read is in exactly one page.
+        """
         c = t.topic.c
         page = (
             TOPIC_QUERY.where(c.state == TopicState.ACTIVE.value, c.topic_id > after).order_by(c.topic_id).limit(limit)
@@ -44,9 +56,14 @@ class SqlTopics(CatalogAdapter):
     def list_topic_summaries(
         self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int
     ) -> TopicSummaryPage:
+        """Return a page of topic summaries, read in one transaction. `limit` is 1 or more.
+
+        `prefix` and `after` are encoded. The page begins after the name `after`, compared by bytes.
+        """
         return self._db.read(lambda c: _read_summary_page(c, prefix=prefix, state=state, after=after, limit=limit))
 
     def summarize_topic(self, topic: Topic) -> TopicSummary:
+        """Return the summary of one topic. For a deleted topic, all totals are zero, and there are no subscriptions."""
         return self._db.read(lambda connection: _summarize_topics(connection, [topic])[0])
 
 

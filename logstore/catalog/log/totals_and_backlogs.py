@@ -13,7 +13,8 @@ from logstore.catalog.log.ledger_rows import select_list_id
 from logstore.catalog.transactions.buffer_rows import BufferView, read_buffers
 from logstore.cursors.cursor_state import CursorState, count_backlog
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import Frontier, TopicLedgerTotals
+from logstore.ports.catalog.log import TopicLedgerTotals
+from logstore.ports.catalog.transactions import Frontier
 from logstore.positions import LedgerId, Position, TopicId
 
 _L = t.ledger.c

@@ -24,17 +24,9 @@ from logstore.catalog.offload.upload_ends import (
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_named_topic
 from logstore.offload.tiered_copy import CopyLengths, UploadStart, context_after_upload, decide_upload_start
-from logstore.ports.catalog import (
-    AuditCause,
-    Claim,
-    DetachedBatch,
-    OffloadStart,
-    OffloadStartOutcome,
-    PublishedTieredCopy,
-    ReadableCopies,
-    Topic,
-    TopicState,
-)
+from logstore.ports.catalog.deletion import AuditCause, Claim, DetachedBatch
+from logstore.ports.catalog.log import Topic, TopicState
+from logstore.ports.catalog.offload import OffloadStart, OffloadStartOutcome, PublishedTieredCopy, ReadableCopies
 from logstore.positions import LedgerId, TopicId
 
 _LIVE = CopyState.LIVE.value
@@ -48,7 +40,9 @@ class _UploadAttempt(NamedTuple):
     timeout_us: int
 
 
-class SqlOffloads(CatalogAdapter):
+class Offloads(CatalogAdapter):
+    """Tiered copies of message ledgers. Every change locks the ledger's list and raises its list version."""
+
     @in_write_transaction("catalog.begin_offload")
     def begin_offload(
         self,
@@ -60,6 +54,23 @@ class SqlOffloads(CatalogAdapter):
         timeout_s: float,
         topic: str | None = None,
     ) -> OffloadStart:
+        """Assign the ledger's tiered copy to this upload attempt, for at most `timeout_s` plus `UPLOAD_GRACE_S`.
+
+        The ledger must be listed and closed, with a LIVE primary copy. The same transaction replaces an unpublished
+        copy of an earlier attempt by an intent. While a copy is being written, its ledger cannot be detached
+        (apache/pulsar#13219).
+
+        `uuid` identifies only this attempt. The attempt must send nothing after `timeout_s`. `driver_metadata` is
+        driver, bucket, endpoint and region. A deletion finds the copy by this metadata (apache/pulsar#16687). `topic`
+        is the encoded name that the ledger's topic must have.
+
+        Idempotency: keyed by `uuid`. A repeated call does not extend the attempt's time.
+
+        Raises:
+            InvalidInput: The ledger belongs to another topic. Nothing changed.
+            PreconditionFailed: The topic is not ACTIVE, the ledger is not CLOSED, or its primary copy is not LIVE.
+            Unsupported: The ledger is a component ledger.
+        """
         row = _read_listed_ledger(connection, ledger_id)
         if row is None:
             return _GONE
@@ -100,6 +111,14 @@ class SqlOffloads(CatalogAdapter):
     def publish_tiered_copy(
         self, connection: Connection, ledger_id: LedgerId, uuid: str, *, lengths: CopyLengths | None = None
     ) -> bool:
+        """Make the attempt's copy LIVE, and return whether the copy is LIVE now.
+
+        The copy must still belong to the attempt, the ledger must be listed, and its topic must be ACTIVE. Otherwise
+        the call files an intent for the attempt's uploads. Phase two may delete these uploads at once, because storage
+        has answered all requests. `lengths` are added to the offload context.
+
+        Idempotency: keyed by `uuid`. The result is the same as long as the copy exists.
+        """
         list_id, state = _lock_topic_and_list(connection, ledger_id)
         copy = read_tiered_copy(connection, ledger_id)
         is_own = copy is not None and parse_offload_context_or_empty(copy.context).get("uuid") == uuid
@@ -118,12 +137,20 @@ class SqlOffloads(CatalogAdapter):
 
     @in_write_transaction("catalog.abandon_offload")
     def abandon_offload(self, connection: Connection, ledger_id: LedgerId, uuid: str) -> None:
+        """File an intent for the attempt's uploads, unless it is filed already. A LIVE copy does not change.
+
+        Phase two deletes the uploads after `UPLOAD_GRACE_S`, because a request without an answer may still arrive. If
+        phase two may have worked on an earlier intent and missed objects, the call files one more intent.
+
+        Idempotency: keyed by `uuid`.
+        """
         list_id, _ = _lock_topic_and_list(connection, ledger_id)
         now = self._db.now_us(connection)
         end_upload_and_file_intent(connection, list_id, ledger_id, uuid, until_us=now, now_us=now)
 
     @in_read_transaction
     def find_readable_copies(self, connection: Connection, ledger_id: LedgerId) -> ReadableCopies | None:
+        """Return the LIVE copies, or `None` if the ledger is not listed."""
         c = t.ledger_copy.c
         query = select(c.kind, cast_to_text(c.context)).where(c.ledger_id == ledger_id, c.state == _LIVE)
         if _read_listed_ledger(connection, ledger_id) is None:
@@ -132,10 +159,17 @@ class SqlOffloads(CatalogAdapter):
         return ReadableCopies(primary=CopyKind.LEDGER.value in live, tiered=live.get(TIERED.value))
 
     def require_offloadable(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
+        """Check that the ledgers can be offloaded.
+
+        Raises:
+            UnknownObject: A ledger is not in the topic's list of message ledgers.
+            PreconditionFailed: A ledger is not CLOSED.
+        """
         for ledger_id in self.find_unlisted_ledgers(topic_id, ledger_ids):
             raise UnknownObject("ledger", expected="a ledger in the topic's list", found=ledger_id)
 
     def find_unlisted_ledgers(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
+        """Return the unlisted ledgers, ascending. Raise `PreconditionFailed` if a listed ledger is not CLOSED."""
         state_by_ledger = {row.ledger_id: row.state for row in self._read_listed_rows(topic_id, ledger_ids, [])}
         for ledger_id, state in sorted(state_by_ledger.items()):
             if state != LedgerState.CLOSED.value:
@@ -145,6 +179,7 @@ class SqlOffloads(CatalogAdapter):
     def list_offload_candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[LedgerId]:
+        """Return listed, CLOSED ledgers with entries and no LIVE tiered copy, with ids above `after`, ascending."""
         c, ledger = t.ledger_copy.c, t.ledger.c
         has_tiered = exists().where(c.ledger_id == ledger.ledger_id, c.kind == TIERED.value, c.state == _LIVE)
         conditions = [
@@ -182,6 +217,10 @@ class SqlOffloads(CatalogAdapter):
         after: LedgerId,
         limit: int,
     ) -> list[PublishedTieredCopy]:
+        """Return the tiered copies of listed ledgers that have two LIVE copies, ascending by ledger.
+
+        The primary copy may be removed after the tiered copy was checked in storage. The ledger ids are above `after`.
+        """
         topic = read_topic(connection, topic_id)
         condition = _match_removable_primaries(connection, read_message_list_id(connection, topic_id), ledger_ids)
         rows = connection.execute(
@@ -208,6 +247,18 @@ class SqlOffloads(CatalogAdapter):
         claim: Claim,
         cause: AuditCause,
     ) -> DetachedBatch:
+        """Detach only the primary copies. The ledgers stay listed and are read from their tiered copies.
+
+        One transaction files intents for the primary copies and writes an audit row. The transaction selects a ledger
+        if the uuid of its LIVE tiered copy is in `proved_uuid_by_ledger`. The caller must have just checked these
+        copies in storage (apache/pulsar#22839). Stalled intents of primary copies move to the batch. Raise
+        `UnknownObject` if the topic does not exist.
+
+        With `ledger_ids`, only these ledgers are considered. `claim` is for the workflow that does phase two.
+
+        Idempotency: keyed by `batch_id`. A repeated call returns the first result. A call that changed nothing is not
+        recorded.
+        """
         request = fingerprint_request(f"primaries/{topic_id}", ledger_ids)
 
         def lock() -> tuple[Topic, int]:
@@ -246,6 +297,7 @@ class SqlOffloads(CatalogAdapter):
         return replace(result, filed_counts=count_filed_intents(connection, batch_id, now_us) if ids else ())
 
     def now_us(self) -> int:
+        """Return the catalog's time in microseconds since 1970."""
         return self._db.read(self._db.now_us)
 
 

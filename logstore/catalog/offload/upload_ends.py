@@ -16,7 +16,7 @@ from logstore.catalog.log.ledger_rows import set_copy_context
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.offload.tiered_copy import UPLOAD_GRACE_S, context_after_upload, upload_requests_end_us
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId
 
 TIERED = CopyKind.OFFLOADED_LEDGER

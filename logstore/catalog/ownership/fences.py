@@ -16,7 +16,7 @@ from logstore.catalog.identity.catalog_row import read_catalog_row
 from logstore.errors import CatalogBusy, InvalidInput, NotOwner
 from logstore.failpoints import effect
 from logstore.ownership import BundleId, Lease
-from logstore.ports.catalog import Fence
+from logstore.ports.bundle_owners import Fence
 
 _log = logging.getLogger(__name__)
 
@@ -29,15 +29,31 @@ _MAX_ROW_WAIT_S = 2.0  # for one locked row: many times the duration of a write 
 _ROWS_PER_STATEMENT = 1_000  # with four parameters a row, within the limits of both databases
 
 
-class SqlFences(CatalogAdapter):
+class Fences(CatalogAdapter):
+    """Fences of bundles. After a worker has raised a bundle's fence, only this worker may write for the bundle.
+
+    In PIP-57, which has no fences, a bundle owner may write until it notices that its session has expired.
+    """
+
     def count_bundles(self) -> int:
         return self._db.read(_read_bundle_count)
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
-        """Insert or increment each counter by an upsert, so that two workers never get the same number.
+        """Raise the fences of bundles. Return the new leases, ascending by bundle.
 
-        Rows are locked ascending. Rows that a writer has locked are raised last, so that a paused writer delays only
-        its own bundle.
+        After the commit, writes under earlier leases are refused. For each bundle, the call waits some seconds for
+        running writes under the earlier lease. If such a write does not end, for example because its worker is paused,
+        the result has no lease of this bundle. A lease alone does not make the caller the bundle owner. The caller must
+        also have the bundle's node in ZooKeeper, and must read the node again after this call.
+
+        Each counter is inserted or incremented by an upsert, so that two workers never get the same number. Rows are
+        locked ascending. Rows that a writer has locked are raised last, so that a paused writer delays only its own
+        bundle.
+
+        Idempotency: none. A repeated call raises the fences again, and the leases of the first call become outdated.
+
+        Raises:
+            InvalidInput: A bundle is not in this catalog, or the worker has no name.
         """
         if not bundles:
             return []
@@ -88,10 +104,12 @@ class SqlFences(CatalogAdapter):
         return None if row is None else dataclass_from_row(Fence, row)
 
     def list_fences(self) -> list[Fence]:
+        """Return the fences of all bundles that were ever acquired, ascending by bundle."""
         rows = self._db.read(lambda connection: connection.execute(_SELECT.order_by(_F.bundle)).all())
         return [dataclass_from_row(Fence, row) for row in rows]
 
     def require_newest_lease(self, lease: Lease) -> None:
+        """Raise `NotOwner` if the bundle has a newer lease."""
         query = _SELECT.where(_F.bundle == lease.bundle)
         _require_same_fence(self._db.read(lambda connection: connection.execute(query).first()), lease)
 
@@ -102,6 +120,10 @@ class LeaseBoundAdapter(CatalogAdapter):
     _lease: Lease | None = None
 
     def with_lease(self, lease: Lease | None) -> Self:
+        """Return this adapter with a lease. Each write then requires that the lease is the newest lease of its bundle.
+
+        No worker can raise the fence between this check and the commit. With `None`, writes check no fence.
+        """
         bound = copy(self)
         bound._lease = lease  # noqa: SLF001 - of the same class
         return bound

@@ -17,7 +17,7 @@ from logstore.catalog.reconciliation.rows_naming_ledgers import build_segment_su
 from logstore.deletion.intents import DeletionState
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState
-from logstore.ports.catalog import TopicState
+from logstore.ports.catalog.log import TopicState
 
 MAX_LEDGERS_PER_QUERY: Final = 5_000  # of queries that take ids
 

@@ -34,8 +34,8 @@ from logstore.catalog.log.topic_rows import share_lock_and_filter_active_topics
 from logstore.catalog.reconciliation.rows_naming_ledgers import read_rows_naming_ledgers
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind, LedgerState
-from logstore.ports.catalog import DetachedBatch
-from logstore.ports.catalog.reconciliation_runs import (
+from logstore.ports.catalog.deletion import DetachedBatch
+from logstore.ports.catalog.reconciliation import (
     FindingsFilingRequest,
     FindingsFilingResult,
     FindingsToFile,

@@ -30,8 +30,8 @@ from logstore.catalog.records.outbox_rows import enqueue_records
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import CopyKind, LedgerState
-from logstore.ports.catalog import AuditCause, Claim
-from logstore.ports.catalog.reconciliation_runs import (
+from logstore.ports.catalog.deletion import AuditCause, Claim
+from logstore.ports.catalog.reconciliation import (
     CatalogTimeAndIds,
     FiledCopyRow,
     FindingsFilingRequest,
@@ -50,7 +50,9 @@ _MAX_AUDITED_KEYS: Final = 10  # sample of the segments' keys in one audit row
 _IS_RECONCILIATION_RUN = _R.kind.in_([kind.value for kind in RunKind])
 
 
-class SqlReconciliationRuns(CatalogAdapter):
+class ReconciliationRuns(CatalogAdapter):
+    """Runs of plans, scrubs and applies, and the writes that turn orphans into intents."""
+
     @in_read_transaction
     def read_catalog_time_and_ids(self, connection: Connection) -> CatalogTimeAndIds:
         row = read_catalog_row(connection)
@@ -65,6 +67,12 @@ class SqlReconciliationRuns(CatalogAdapter):
     def open_run(
         self, connection: Connection, run_id: str, kind: RunKind, *, claim: Claim, summary: Mapping[str, Any]
     ) -> ReconciliationRun:
+        """Insert a run with a claim, or renew the claim on an unfinished run. Return the run.
+
+        Raises:
+            PreconditionFailed: The id belongs to a run of another kind.
+            ClaimHeld: Another workflow has claimed the run.
+        """
         now = self._db.now_us(connection)
         was_inserted = insert_run_if_absent(connection, run_id, kind.value, summary, claim=claim, now_us=now)
         row = connection.execute(select(t.run).where(_R.run_id == run_id).with_for_update()).one()
@@ -76,24 +84,38 @@ class SqlReconciliationRuns(CatalogAdapter):
 
     @in_write_transaction("catalog.close_run")
     def close_run(self, connection: Connection, run_id: str, summary: Mapping[str, Any]) -> None:
+        """Finish a run and store `summary`. A finished run does not change. Raise `UnknownObject` for an unknown id."""
         _require_run(connection, run_id)
         if finish_run(connection, run_id, self._db.now_us(connection)) is not None:
             set_run_summary(connection, run_id, summary)
 
     @in_write_transaction("catalog.store_run_summary")
     def store_summary(self, connection: Connection, run_id: str, summary: Mapping[str, Any]) -> None:
+        """Replace the summary of an unfinished run. A finished run does not change.
+
+        Raise `UnknownObject` for an unknown id.
+        """
         _require_run(connection, run_id)
         set_unfinished_run_summary(connection, run_id, summary)
 
     def get_run(self, run_id: str) -> ReconciliationRun:
+        """Return one run. Raise `UnknownObject` if no run has this id."""
         return self._db.read(lambda connection: _run_from_row(_require_run(connection, run_id)))
 
     def list_runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:
+        """Return runs, finished or not, newest first."""
         query = select(t.run).where(_R.kind == kind.value).order_by(_R.created_us.desc(), _R.run_id.desc()).limit(limit)
         return self._db.read(lambda connection: [_run_from_row(row) for row in connection.execute(query)])
 
     @in_write_transaction("catalog.forget_runs")
     def remove_old_runs(self, connection: Connection, *, older_than_s: float, limit: int) -> list[str]:
+        """Remove old runs on which no workflow works. Return the ids of the removed runs.
+
+        The age of a run counts from its end. If it has not finished, its age counts from the end of its last claim.
+        The newest finished plan of the own store stays, and that of a Pulsar cluster. A plan with an unfinished apply
+        also stays. The caller then removes the output of the removed runs. If the caller dies first, the next plan
+        removes the remaining files.
+        """
         now = self._db.now_us(connection)
         newest_plans = [_read_newest_finished(connection, kind) for kind in (RunKind.PLAN, RunKind.CLUSTER_PLAN)]
         last_work_us = func.coalesce(_R.finished_us, _R.claim_until_us, _R.created_us)
@@ -112,10 +134,33 @@ class SqlReconciliationRuns(CatalogAdapter):
 
     @in_write_transaction("catalog.file_findings")
     def file_findings(self, connection: Connection, page: FindingsFilingRequest) -> FindingsFilingResult:
+        """File a page of findings for phase two in one transaction. Check each finding again under locks.
+
+        1. An orphan is kept if a row explains it (`doubt_orphan`), or if its intent is unfinished or a dead letter. An
+           orphan is also kept if its id was never given out, or if its epoch is higher than the catalog's epoch. For
+           any other orphan an intent of a new generation is filed.
+        2. An unreferenced ledger is kept if it is referenced now, is CREATING, or does not exist. The ledger is also
+           kept if rows that filing needs are lost, or if the row that named the ledger may be lost
+           (`doubt_removal_of_unreferenced`). Any other unreferenced ledger is detached.
+        3. A finding of a stalled deletion is kept if the deletion is no longer stalled. Otherwise the intent moves to
+           the batch.
+
+        The audit log gets one row.
+
+        Idempotency: keyed by `batch_id`. A repeated call returns the first result.
+
+        Raises:
+            PreconditionFailed: The batch id belongs to another request.
+        """
         return file_findings(connection, page, self._db.now_us(connection))
 
     @in_read_transaction
     def preview_filing(self, connection: Connection, findings: FindingsToFile) -> Mapping[int, str]:
+        """Return why `file_findings` would keep findings now, by number of the finding. Take no lock.
+
+        If the batch is already filed, return the reasons of the earlier `file_findings` call. Raise
+        `PreconditionFailed` if the batch id belongs to another request.
+        """
         return preview_filing(connection, findings, self._db.now_us(connection))
 
     @in_write_transaction("catalog.pass_over")
@@ -123,6 +168,27 @@ class SqlReconciliationRuns(CatalogAdapter):
         self, connection: Connection, segment_by_finding: Mapping[int, tuple[LedgerId, int]], *, cause: AuditCause
     ) -> Mapping[int, str]:
         # Lock order of an append: topics, then ledgers.
+        """Ensure that no writer will ever register the given segments. Their objects are about to be deleted.
+
+        An open ledger accepts only segment numbers above its highest number. The call raises this highest number to the
+        number of the segment. So a late writer of the segment is refused, and uploads again with a higher number. A
+        closed ledger accepts no segments.
+
+        A segment is kept in these cases:
+
+        - A row names the segment.
+        - The segment's ledger is being created, has no primary copy, does not exist, or has lost rows of segments.
+        - The ledger is open, and the segment's number is more than `MAX_NUMBERS_ABOVE_LAST` above the ledger's highest
+          number.
+
+        The audit log gets one row, unless all segments are kept. The values of `segment_by_finding` are ledger and
+        segment number.
+
+        Idempotency: a repeated call does not raise a number again.
+
+        Returns:
+            Reasons to keep segments, by number of the finding. The objects of all other segments may be deleted.
+        """
         _lock_topics_and_ledgers(connection, {ledger_id for ledger_id, _ in segment_by_finding.values()})
         ledgers = _read_ledgers_by_id(connection, {ledger_id for ledger_id, _ in segment_by_finding.values()})
         reason_by_kept_segment = _find_reasons_to_keep_segments(connection, segment_by_finding, ledgers, {})
@@ -157,10 +223,15 @@ class SqlReconciliationRuns(CatalogAdapter):
         *,
         passed_over: Mapping[LedgerId, int],
     ) -> Mapping[int, str]:
+        """Return the result that `pass_over_segments` would have now. Take no lock.
+
+        `passed_over` has, by ledger, the highest segment number among the segments that earlier previews passed over.
+        """
         ledgers = _read_ledgers_by_id(connection, {ledger_id for ledger_id, _ in segment_by_finding.values()})
         return _find_reasons_to_keep_segments(connection, segment_by_finding, ledgers, passed_over)
 
     def list_filed_copies(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopyRow]:
+        """Return the rows of a batch with row ids above `after`, ascending. Leave out rows that a sweep moved away."""
         query = (
             select(*INTENT_COLUMNS).where(_P.batch_id == batch_id, _P.row_id > after).order_by(_P.row_id).limit(limit)
         )

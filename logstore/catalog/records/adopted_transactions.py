@@ -17,7 +17,7 @@ from logstore.catalog.transactions.transaction_rows import (
     read_transaction_states,
 )
 from logstore.cursors.cursor_state import unpack_acknowledged
-from logstore.ports.catalog import StoredParticipant
+from logstore.ports.catalog.transactions import StoredParticipant
 from logstore.positions import LedgerId, TopicId
 from logstore.records.adoption_rule import AdoptedSegment, UploadedMarker
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState

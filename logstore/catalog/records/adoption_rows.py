@@ -15,12 +15,7 @@ from logstore.catalog.engine.dialect_sql import (
     build_insert_if_absent,
     is_one_of,
 )
-from logstore.ports.catalog.catalog_rebuild import (
-    MAX_SAMPLE_ITEMS,
-    AdoptionOutcome,
-    LedgerDiscrepancy,
-    StorageDiscrepancy,
-)
+from logstore.ports.catalog.records import MAX_SAMPLE_ITEMS, AdoptionOutcome, LedgerDiscrepancy, StorageDiscrepancy
 from logstore.positions import LedgerId, TopicId
 
 if TYPE_CHECKING:

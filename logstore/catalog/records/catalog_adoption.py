@@ -34,7 +34,7 @@ from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState
-from logstore.ports.catalog.catalog_rebuild import (
+from logstore.ports.catalog.records import (
     AbsentLedgerCounts,
     AdoptionCounts,
     AdoptionOutcome,
@@ -50,9 +50,12 @@ _L, _S, _C, _P, _T = t.ledger.c, t.segment.c, t.ledger_copy.c, t.pending_deletio
 _LEDGERS_WITH_LIST: Final = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
 
 
-class SqlCatalogAdoption(CatalogAdapter):
+class CatalogAdoption(CatalogAdapter):
+    """Adoption of uploads into a rebuilt catalog. Every method is idempotent."""
+
     @in_read_transaction
     def read_issued_ids(self, connection: Connection) -> IssuedIdBounds:
+        """Return the bounds of issued ids. Raise `PreconditionFailed` if no adoption is in progress."""
         _require_adopting(connection)
         state = read_log_state(connection, now_us=0)
         ids = state.next_ids  # ceilings of the manifest, because no id is given out before the catalog is READY
@@ -63,6 +66,7 @@ class SqlCatalogAdoption(CatalogAdapter):
         return is_adopting(connection)
 
     def list_loaded_ledgers(self, shard: int, *, after: LedgerId, limit: int) -> list[LoadedLedger]:
+        """Return loaded ledgers with id % 256 = `shard` and an id above `after`, ascending."""
         return self._db.read(lambda connection: _read_loaded_ledgers(connection, shard, after, limit))
 
     @in_read_transaction
@@ -78,6 +82,7 @@ class SqlCatalogAdoption(CatalogAdapter):
 
     @in_read_transaction
     def highest_ledger_id(self, connection: Connection) -> LedgerId:
+        """Return the highest ledger id of all ledgers, intents and tombstones, or -1. Ignore ids above the ceiling."""
         next_id = select(t.catalog.c.next_ledger_id).scalar_subquery()
         columns = ((_L.ledger_id, ()), (_P.ledger_id, ()), (_T.id, (_T.kind == RecordKind.LEDGER.value,)))
         queries = [select(func.max(column)).where(column < next_id, *where) for column, where in columns]
@@ -94,23 +99,49 @@ class SqlCatalogAdoption(CatalogAdapter):
         above: LedgerId,
         up_to: LedgerId | None = None,
     ) -> None:
+        """Replace the saved differences in a part of a shard (0 to 255). Differences of settled topics stay.
+
+        The part begins after `above` and ends with `up_to`, inclusive. If `up_to` is `None`, the part ends with the
+        shard. `ledgers` are all differences in this part.
+        """
         _require_adopting(connection)
         replace_staged_ledgers(connection, shard, ledgers, above_id=above, up_to_id=up_to)
 
     def count_absent_ledgers(self) -> AbsentLedgerCounts:
+        """Count listed ledgers, and those with the saved difference ABSENT. In a READY catalog all counts are zero."""
         return self._db.read(_count_absent_ledgers)
 
     def list_unsettled_topics(self, *, after: TopicId, limit: int) -> list[TopicId]:
+        """Return topics with saved differences that are not settled, ascending."""
         return self._db.read(lambda connection: read_unsettled_topic_ids(connection, after=after, limit=limit))
 
     @in_write_transaction()
     def settle_topic(self, connection: Connection, topic_id: TopicId, *, rows_epoch: int) -> None:
+        """Adopt the topic's ledgers with saved differences, in one transaction. The call takes a few MB of memory.
+
+        `logstore.records.adoption_rule` decides which uploads are registered. If that rule registers an upload of a
+        ledger without a row, the ledger is added to the topic's list. If the topic has no row, the topic is created. No
+        intent is filed. Objects of ledgers that have no row after the call stay until a reconciliation reports them.
+
+        `rows_epoch` is the epoch of the loaded rows. Each upload of an earlier epoch was registered or refused before
+        these rows were flushed.
+        """
         _require_adopting(connection)
         adopt_staged_ledgers(connection, topic_id, rows_epoch=rows_epoch, now_us=self._db.now_us(connection))
 
     @in_write_transaction()
     def settle_remaining_rows(self, connection: Connection) -> None:
-        """Use one transaction, because each change reads the rows that the earlier changes left."""
+        """Correct, in all topics, the rows that need no comparison with storage.
+
+        1. Remove ledgers that have left their list or have an intent of a later generation. File no intent.
+        2. Close all ledgers of a list except the last ledger.
+        3. Count entries with a delivery time.
+        4. Remove references to ledgers without objects.
+        5. Remove schema versions without a ledger, because such schema versions can be neither read nor set again.
+        6. Set the catalog's epoch in unfinished intents.
+
+        All steps are one transaction, because each change reads the rows that the earlier changes left.
+        """
         if not is_adopting(connection):
             return
         now_us = self._db.now_us(connection)

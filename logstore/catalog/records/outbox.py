@@ -34,7 +34,8 @@ from logstore.catalog.records.record_log_row import (
 )
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.records import KnownManifest, RecordLogState
 from logstore.records.manifest import Block, IdCeilings
 from logstore.records.record_kinds import TOMBSTONED_KINDS, RecordKind
 from logstore.stop_checks import raise_if_stopped
@@ -42,7 +43,7 @@ from logstore.stop_checks import raise_if_stopped
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from logstore.catalog.records.outbox_reader import SqlOutboxReader
+    from logstore.catalog.records.outbox_reader import OutboxChanges
 
 _L, _P, _S = t.ledger.c, t.pending_deletion.c, t.tombstone.c
 _KEYS_PER_STATEMENT = 50_000
@@ -50,31 +51,49 @@ _OUTBOX_ROWS_PER_TRANSACTION = 5_000  # SQLite has one writer at a time
 _SQLITE_PAUSE_S = 0.006  # pause between transactions; a writer waiting for SQLite's lock tries again within 3 ms
 
 
-class SqlRecordOutbox(CatalogAdapter):
+class RecordOutbox(CatalogAdapter):
     def read_known_manifest(self) -> KnownManifest:
+        """Return the newest known manifest. The cost does not depend on the size of the outbox."""
         return self._db.read(read_known_manifest)
 
     def read_state(self) -> RecordLogState:
+        """Return the state of catalog and outbox. The call counts the outbox rows, so a large outbox costs more."""
         return self._db.read(lambda connection: read_log_state(connection, now_us=self._db.now_us(connection)))
 
     def claim_record_log(self, claim: Claim) -> bool:
+        """Claim the record log, or renew the claim. Return `False` if another workflow has the claim.
+
+        Claims only avoid duplicate work. If several writers write one manifest number, exactly one writer succeeds.
+        """
         return self._db.write(lambda c: claim_record_log(c, claim, now_us=self._db.now_us(c)))
 
     def release_record_log(self, workflow_id: str) -> None:
         self._db.write(lambda connection: release_record_log_claim(connection, workflow_id))
 
     def add_pending_stamp(self, stamp: str) -> None:
+        """Add a stamp to the pending stamps before the manifest with this stamp is stored. Idempotent.
+
+        Raise `CatalogAdopting` if the catalog is a replica database.
+        """
         self._db.write(lambda c: add_pending_stamp(c, stamp, now_us=self._db.now_us(c)))
 
     @contextmanager
-    def read_changes(self, *, cursors: bool, page: int | None = None) -> "Iterator[SqlOutboxReader]":
-        from logstore.catalog.records.outbox_reader import SqlOutboxReader  # noqa: PLC0415 - its pyarrow costs start-up time
+    def read_changes(self, *, cursors: bool, page: int | None = None) -> "Iterator[OutboxChanges]":
+        """Open a transaction that reads changes in the outbox. The transaction ends with the `with` block.
+
+        With `cursors`, changes of cursors are included. `page` is the approximate number of outbox rows to read, oldest
+        first. `None` selects all outbox rows.
+        """
+        from logstore.catalog.records.outbox_reader import OutboxChanges  # noqa: PLC0415 - its pyarrow costs start-up time
 
         with self._db.open_snapshot() as connection:
-            yield SqlOutboxReader(connection, cursors=cursors, page=page, at_us=self._db.now_us(connection))
+            yield OutboxChanges(connection, cursors=cursors, page=page, at_us=self._db.now_us(connection))
 
     def requeue_all_records(self) -> None:
-        """Use one transaction for each kind, so that other writers wait less."""
+        """Add every record and tombstone to the outbox again. Idempotent.
+
+        Each kind is one transaction, so that other writers wait less.
+        """
         for keys in select_keys_of_all_records():
             self._db.write(lambda c, keys=keys: enqueue_records(c, keys, at_us=self._db.now_us(c)))  # type: ignore[misc]
 
@@ -88,9 +107,19 @@ class SqlRecordOutbox(CatalogAdapter):
         shows_own_moment: bool = True,
         staged_blocks: Sequence[Block] = (),
     ) -> None:
-        """Settle the manifest, then remove `outbox_rows` in several short transactions.
+        """Commit that a manifest is stored: raise the ceilings and remove the given outbox rows. Idempotent.
 
-        Rows that remain after a crash are flushed again.
+        All pending stamps are removed, because a writer adds a stamp only after the previous manifest is settled. A
+        ceiling never falls.
+
+        A manifest with this or a higher number may already be settled. With `shows_own_moment`, the call then only
+        removes the outbox rows. Without `shows_own_moment`, the call changes nothing, because another writer may have
+        flushed a newer change of these rows.
+
+        `outbox_rows` are ids. If `shows_own_moment`, the manifest shows a complete moment of the catalog, and no block
+        stays staged. Otherwise `staged_blocks` are the blocks of the page to which the manifest belongs.
+
+        The outbox rows are removed in several short transactions. Rows that remain after a crash are flushed again.
         """
         versions = iter(outbox_rows)
 
@@ -116,17 +145,24 @@ class SqlRecordOutbox(CatalogAdapter):
 
     @in_read_transaction
     def find_unflushed_ledgers(self, connection: Connection, ledger_ids: Sequence[int]) -> frozenset[int]:
+        """Return the ledgers whose tombstone, intent or change of copies is in no block yet.
+
+        The objects of these ledgers must not be deleted. While blocks are staged, all given ledgers with a tombstone
+        or an intent are returned.
+        """
         statement = _compile_unflushed_ledgers(connection.dialect.name)
         return frozenset(statement.execute(connection, ((ledger_id,) for ledger_id in ledger_ids)).scalars())
 
     @in_read_transaction
     def list_finished_deletions(self, connection: Connection, ledger_ids: Collection[int]) -> Sequence[DeletionIntent]:
+        """Return those finished intents of primary copies whose rows still exist."""
         mine = is_one_of(connection, _P.ledger_id, ledger_ids)
         finished = (_P.copy == CopyKind.LEDGER.value, _P.state == DeletionState.DELETED.value)
         return [intent_from_row(row) for row in connection.execute(select(*INTENT_COLUMNS).where(mine, *finished))]
 
     @in_read_transaction
     def count_unflushed_deletions(self, connection: Connection) -> int:
+        """Return the number of unfinished deletions whose intent is in no block yet."""
         unfinished = select(func.count()).select_from(t.pending_deletion).where(_P.state != DeletionState.DELETED.value)
         has_staged_blocks = connection.execute(select(exists().select_from(t.record_staged))).scalar_one()
         if not has_staged_blocks:
@@ -134,6 +170,7 @@ class SqlRecordOutbox(CatalogAdapter):
         return int(connection.execute(unfinished).scalar_one())
 
     def existence_mask(self, kind: RecordKind, keys: "pa.Table") -> "pa.BooleanArray":
+        """Return, for each identity (`id`, `sub`) in `keys`, whether the catalog has the record or its tombstone."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
         ids, subs = keys.column("id").to_pylist(), keys.column("sub").to_pylist()

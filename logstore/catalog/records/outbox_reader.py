@@ -35,7 +35,7 @@ from logstore.catalog import tables as t
 from logstore.catalog.identity.catalog_row import read_catalog_row
 from logstore.catalog.records.outbox_rows import SOURCES
 from logstore.log.ledgers import Component, CopyKind
-from logstore.ports.catalog import UnrecordableRecord
+from logstore.ports.catalog.records import UnrecordableRecord
 from logstore.records.record_kinds import COLUMNS_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
 
 _ROWS_PER_BATCH: Final = 50_000
@@ -60,7 +60,9 @@ _PART_TABLES_BY_FIELD: Final[Mapping[RecordKind, Mapping[str, tuple[Table, tuple
 """Fields that contain rows of another table as JSON, without the columns of the record's key."""
 
 
-class SqlOutboxReader:
+class OutboxChanges:
+    """Changes in the outbox at one moment of the catalog."""
+
     def __init__(self, connection: Connection, *, cursors: bool, page: int | None, at_us: int) -> None:
         """Read the `version` of each outbox row to flush. The first statement takes the transaction's snapshot."""
         self._connection, self._at_us = connection, at_us
@@ -85,13 +87,20 @@ class SqlOutboxReader:
 
     @property
     def outbox_rows(self) -> Collection[int]:
+        """Ids of the outbox rows that `iterate_version_batches` has processed so far."""
         return self._versions  # type: ignore[return-value]  # its `in` accepts only numbers
 
     @property
     def unrecordable(self) -> Sequence[UnrecordableRecord]:
+        """Records that `iterate_version_batches` left out so far. Their newest outbox rows are not in `outbox_rows`."""
         return self._refused
 
     def iterate_version_batches(self) -> Iterator[tuple[RecordKind, pa.RecordBatch]]:
+        """Yield record versions in the schema of their kind, grouped by kind. Within a kind, `id` and `sub` ascend.
+
+        The column `version` has the id of the record's newest outbox row. The flush replaces this id by the manifest
+        number. Removed records without a tombstone are left out.
+        """
         for kind in self._kinds:
             size = _LISTS_PER_BATCH if kind is RecordKind.LIST else _ROWS_PER_BATCH
             latest = _select_latest_changes(kind, self._condition)

@@ -23,7 +23,7 @@ from logstore.catalog.engine.database_connections import mask_passwords, parse_d
 from logstore.catalog.records.record_log_row import ADOPTING, REPLICA, mark_rebuild_complete, read_log_row
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ports.catalog.catalog_rebuild import RebuildTargetContent, RebuiltCatalogStart
+from logstore.ports.catalog.records import RebuildTargetContent, RebuiltCatalogStart
 from logstore.records.manifest import Manifest
 from logstore.records.rebuild_job import LOAD_ORDER, RowFilesFolder
 from logstore.records.record_kinds import RecordKind
@@ -39,11 +39,21 @@ _NUMBERED_TABLES: Final[Mapping[str, tuple[str, RecordKind]]] = {
 """For each table whose rows the database numbers: the numbered column, and the kind of the rows' records."""
 
 
-class SqlRebuildDatabase:
+class RebuildDatabase:
+    """Database of a rebuilt catalog. All rows are loaded, or none."""
+
     def __init__(self, database_url: str) -> None:
         self._url, self._parsed_url = database_url, parse_database_url(database_url)
 
     def read_target(self) -> RebuildTargetContent:
+        """Return the content of the database. This changes nothing.
+
+        Raises:
+            PreconditionFailed: The database has rows that no unfinished rebuild has loaded.
+            CatalogVersionMismatch: Another build created the database.
+            ServiceFailed: The database is no catalog.
+            StoreUnavailable: The database does not answer.
+        """
         with closing(Database(self._url, pool_size=1)) as database:
             if database.is_absent or read_catalog_version(database) is None:
                 return RebuildTargetContent()
@@ -64,6 +74,10 @@ class SqlRebuildDatabase:
         return PreconditionFailed(f"database {masked_url}: expected an empty one to rebuild into, found {content}")
 
     def load_rows(self, load: RebuiltCatalogStart, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
+        """Load the rows into the empty database. Afterwards the catalog is ADOPTING. Idempotent.
+
+        `proceed` is called often. If `proceed` raises, the load is undone. Raise the errors of `read_target`.
+        """
         if self.read_target().rebuild == load.rebuild:
             return
         if self._parsed_url.get_backend_name() == "sqlite":

@@ -19,7 +19,8 @@ from logstore.catalog import tables as t
 from logstore.catalog.deletion.run_rows import NO_CLAIM_COLUMNS, build_claim_columns
 from logstore.catalog.identity.catalog_row import lost_row_error, read_catalog_row
 from logstore.errors import CatalogAdopting
-from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.records import KnownManifest, RecordLogState
 from logstore.records.manifest import Block, IdCeilings
 from logstore.records.record_kinds import RecordKind
 

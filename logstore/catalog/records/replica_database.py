@@ -38,7 +38,7 @@ from logstore.catalog.records.rows_from_versions import (
 )
 from logstore.errors import CatalogBusy, PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ports.catalog.record_log import AppliedChangeCounts, AppliedManifest, VersionReader
+from logstore.ports.catalog.records import AppliedChangeCounts, AppliedManifest, VersionReader
 from logstore.records.manifest import Manifest
 from logstore.records.newest_versions import SplitNewestVersions, split_newest_versions
 from logstore.records.rebuild_job import LOAD_ORDER
@@ -49,11 +49,20 @@ _COVERED_COLUMNS: Final = ("id", "topic_id", "list_id", "component")
 _PARENT_TABLES: Final[dict[RecordKind, Table]] = {_K.TOPIC: t.topic, _K.LEDGER: t.ledger}
 
 
-class SqlReplicaDatabase:
+class ReplicaDatabase:
+    """Replica database of one catalog. After the first `apply_versions` the database refuses all other writes."""
+
     def __init__(self, database: Database, database_url: str) -> None:
         self._db, self._url = database, database_url
 
     def read_applied_manifest(self) -> AppliedManifest | None:
+        """Return the newest applied manifest, or `None` if the database is empty.
+
+        Raises:
+            PreconditionFailed: The database has content, but is no replica database.
+            CatalogVersionMismatch: Another build created the database.
+            StoreUnavailable: The database does not answer.
+        """
         if self._db.is_absent or read_catalog_version(self._db) is None:
             return None
         require_current_version(self._db)
@@ -62,6 +71,18 @@ class SqlReplicaDatabase:
     def apply_versions(
         self, manifest: Manifest, versions: VersionReader, *, expected: AppliedManifest | None, replica: str, seed: bool
     ) -> AppliedChangeCounts:
+        """Apply record versions and record the manifest as applied, in one transaction.
+
+        With `seed`, the database is emptied first and `versions` has all record versions. Otherwise `versions` has the
+        record versions that are newer than the applied manifest. `expected` is the manifest that
+        `read_applied_manifest` returned before the record versions were chosen. `replica` is the name of the replica
+        database in its acknowledgements.
+
+        Raises:
+            PreconditionFailed: The database was empty, and now has content but is no replica database.
+            CatalogBusy: Another process has applied a manifest since `expected`.
+            OutcomeUnknown: The connection broke during the commit.
+        """
         if self._db.is_absent or read_catalog_version(self._db) is None:
             self._db.create_folder()
             migrate_catalog(self._db, bundles=manifest.bundles)
@@ -101,9 +122,9 @@ class SqlReplicaDatabase:
 
 
 @contextmanager
-def open_replica_database(database_url: str) -> Iterator[SqlReplicaDatabase]:
+def open_replica_database(database_url: str) -> Iterator[ReplicaDatabase]:
     with closing(Database(database_url, pool_size=2)) as database:
-        yield SqlReplicaDatabase(database, database_url)
+        yield ReplicaDatabase(database, database_url)
 
 
 class _RecordVersionsApplication:

@@ -38,7 +38,7 @@ from logstore.catalog.engine.dialect_sql import (
 )
 from logstore.catalog.records.outbox_rows import match_unflushed_records
 from logstore.deletion.intents import DeletionState
-from logstore.ports.catalog import Tombstone, TombstoneCounts, TombstonedRecordId
+from logstore.ports.catalog.records import Tombstone, TombstoneCounts, TombstonedRecordId
 from logstore.records.record_kinds import RecordKind
 
 _T, _P = t.tombstone.c, t.pending_deletion.c
@@ -84,7 +84,7 @@ def find_tombstone(connection: Connection, ledger_id: int) -> Tombstone | None:
     return None if row is None else dataclass_from_row(Tombstone, row, kind=RecordKind(row.kind))
 
 
-class SqlTombstones(CatalogAdapter):
+class Tombstones(CatalogAdapter):
     def count_tombstones(self) -> TombstoneCounts:
         query = select(_T.kind, func.count(), func.count(_T.raid), func.min(_T.at_us)).group_by(_T.kind)
         rows = self._db.read(lambda connection: connection.execute(query.order_by(_T.kind)).all())
@@ -97,6 +97,10 @@ class SqlTombstones(CatalogAdapter):
     def list_topic_tombstones(
         self, topic_id: int, *, component: str | None = None, after: int = -1, limit: int | None = None
     ) -> Sequence[Tombstone]:
+        """Return a page of the tombstones of a topic's ledgers, ascending by id.
+
+        Without `component`, tombstones of all components are returned. `after` is a ledger id, exclusive.
+        """
         conditions = [_T.topic_id == topic_id, _T.kind == _LEDGER, _T.id > after]
         if component is not None:
             conditions.append(_T.component == component)
@@ -107,6 +111,15 @@ class SqlTombstones(CatalogAdapter):
     def mark_raid_candidates(
         self, run_id: str, *, before_us: int, after: TombstonedRecordId | None, limit: int
     ) -> tuple[int, TombstonedRecordId | None]:
+        """In one page, mark tombstones last updated before `before_us` as candidates of the raid (cenotaphs).
+
+        Tombstones that are in no block, or have an unfinished or dead-lettered deletion, are not marked. Marks of other
+        raids in the page are removed. `after` is the last record of the previous page, by kind and id. Writers may have
+        to wait while a page is marked.
+
+        Returns:
+            The number of marked tombstones, and the last record of the page, or `None` if the page is empty.
+        """
         page = self._read_page(before_us, limit, *_match_records_after(after))
         ids_by_kind = _group_ids(row for row in page if row.removable or row.raid is not None)
         has_marks = any(row.raid is not None for row in page)
@@ -126,6 +139,7 @@ class SqlTombstones(CatalogAdapter):
     def list_raid_candidates(
         self, run_id: str, *, after: TombstonedRecordId | None, limit: int
     ) -> Sequence[TombstonedRecordId]:
+        """Return a page of the raid's candidates, ascending by kind and id."""
         query = (
             select(_T.kind, _T.id)
             .where(_T.raid == run_id, *_match_records_after(after))
@@ -143,7 +157,10 @@ class SqlTombstones(CatalogAdapter):
             connection.execute(mine.values(raid=None))
 
     def remove_raid_candidates(self, run_id: str, *, before_us: int, limit: int) -> int:
-        """Lock the rows before they are removed. So two raids at the same time count each row only once."""
+        """Remove up to `limit` candidates that have not changed since `mark_raid_candidates`. Return their number.
+
+        The rows are locked before they are removed. So two raids at the same time count each row only once.
+        """
         ids_by_kind = _group_ids(self._read_page(before_us, limit, _T.raid == run_id))
 
         def remove_page(connection: Connection) -> int:

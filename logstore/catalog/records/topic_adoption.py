@@ -29,8 +29,8 @@ from logstore.catalog.records.adoption_rows import (
 )
 from logstore.log.ledgers import Component, LedgerState
 from logstore.log.producer_sequences import HighestSequenceIds
-from logstore.ports.catalog import TopicState
-from logstore.ports.catalog.catalog_rebuild import AdoptionOutcome, LedgerDiscrepancy, StorageDiscrepancy
+from logstore.ports.catalog.log import TopicState
+from logstore.ports.catalog.records import AdoptionOutcome, LedgerDiscrepancy, StorageDiscrepancy
 from logstore.positions import LedgerId, TopicId
 from logstore.records.adoption_rule import (
     AdoptedSegment,

@@ -36,26 +36,34 @@ from logstore.catalog.log.ledger_rows import lock_component_list, publish_compon
 from logstore.catalog.log.totals_and_backlogs import read_last_position
 from logstore.catalog.transactions.buffer_rows import read_buffers, read_open_entries
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import (
+from logstore.ports.catalog.log import TopicState
+from logstore.ports.catalog.transactions import (
     SNAPSHOT_AFTER_S,
     SNAPSHOT_CHANGES,
     BufferSnapshotReplacement,
     StoredBufferSnapshot,
-    TopicState,
 )
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
 from logstore.transactions.transaction_buffer import TransactionBuffer
 
 
-class SqlTransactionBufferSnapshots(CatalogAdapter):
+class TransactionBufferSnapshots(CatalogAdapter):
     def get_snapshot(self, topic_id: TopicId) -> StoredBufferSnapshot:
+        """Return the topic's snapshot. Without a snapshot, or for an unknown topic, all fields have default values."""
         return self._db.read(lambda connection: read_buffer_snapshot(connection, topic_id))
 
     def read_buffer(self, topic_id: TopicId) -> TransactionBuffer:
+        """Return the topic's transaction buffer at one moment, as if every decision had its transaction marker."""
         return self._db.read(lambda connection: _read_buffer(connection, topic_id))
 
     @in_write_transaction("catalog.take_due_snapshots")
     def reserve_due_topics(self, connection: Connection, *, limit: int, reserved_for_s: float) -> list[TopicId]:
+        """Return topics whose snapshot is due, earliest due time first, and reserve them for `reserved_for_s`.
+
+        Other calls do not return reserved topics.
+
+        Idempotency: if the worker dies, the topic is due again after `reserved_for_s`. A second snapshot does no harm.
+        """
         now = self._db.now_us(connection)
         return reserve_due_topics(connection, limit=limit, now_us=now, until_us=now + round(reserved_for_s * 1_000_000))
 
@@ -69,6 +77,13 @@ class SqlTransactionBufferSnapshots(CatalogAdapter):
         size_bytes: int,
         sha256: str | None = None,
     ) -> bool:
+        """Make a newborn ledger the topic's snapshot. Return whether the topic has this snapshot now.
+
+        The ledger becomes listed and CLOSED. The same transaction unlists the ledger of the previous snapshot and files
+        an intent for that ledger. The call is refused if the present snapshot is not the expected snapshot or covers
+        more entries than the new one, or if the topic is not ACTIVE. A refused call files an intent for the newborn
+        ledger. A repeated call returns the same result.
+        """
         topic = lock_topic_or_reopen_intent(connection, switch.topic_id, ledger_id)
         if topic is None:
             return False

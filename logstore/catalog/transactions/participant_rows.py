@@ -25,7 +25,7 @@ from logstore.catalog import tables as t
 from logstore.catalog.engine.dialect_sql import BIG, TEXT, BulkStatement, build_bulk_parameter, build_dialect_insert
 from logstore.catalog.transactions.buffer_rows import build_transaction_id_parameter, transaction_id_rows
 from logstore.cursors.cursor_state import pack_acknowledged, unpack_acknowledged
-from logstore.ports.catalog import SettlementReason, StoredParticipant
+from logstore.ports.catalog.transactions import SettlementReason, StoredParticipant
 from logstore.positions import LedgerId, TopicId
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 

@@ -20,9 +20,8 @@ from logstore.catalog.transactions.buffer_rows import settle_buffer_ranges
 from logstore.catalog.transactions.buffer_snapshots import add_settled_changes
 from logstore.catalog.transactions.transaction_decisions import store_transaction_decisions
 from logstore.errors import ClaimHeld, TransactionNotDecided, UnknownObject
-from logstore.ports.catalog import (
-    AuditCause,
-    Claim,
+from logstore.ports.catalog.deletion import AuditCause, Claim
+from logstore.ports.catalog.transactions import (
     CoordinatorWorkStatus,
     FinishedTransaction,
     Frontier,
@@ -51,13 +50,15 @@ _PENDING_WORK_QUERY = select(
 """Query for pending work of a coordinator. It is built once, because coordinators poll often."""
 
 
-class SqlTransactions(CatalogAdapter):
+class Transactions(CatalogAdapter):
     def get_transaction(self, txn: TransactionId) -> StoredTransaction:
+        """Return the transaction. Raise `UnknownObject` if the transaction does not exist or was removed."""
         return self._db.read(lambda connection: _require_transaction(connection, txn))
 
     def list_transactions(
         self, *, states: Sequence[TransactionState] = (), after: TransactionId | None = None, limit: int
     ) -> list[StoredTransaction]:
+        """Return transactions in `states`, ascending by id. With empty `states`, return all unfinished transactions."""
         query = select(t.transaction).where(_T.state.in_([state.value for state in states]) if states else _UNFINISHED)
         if after is not None:
             query = query.where(tuple_(_T.tc_id, _T.sequence) > (after.tc_id, after.sequence))
@@ -65,6 +66,7 @@ class SqlTransactions(CatalogAdapter):
         return self._db.read(lambda c: rows.transactions_from_rows(c, c.execute(ordered).all()))
 
     def get_transaction_states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:
+        """Return the states of the transactions that exist, in one SQL statement. Waiting clients poll this method."""
         return self._db.read(lambda connection: rows.read_transaction_states(connection, txns))
 
     @in_read_transaction
@@ -81,6 +83,10 @@ class SqlTransactions(CatalogAdapter):
         )
 
     def read_frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
+        """Return the visible part of a topic at one moment. `hidden` has no entries of ledgers before `from_ledger`.
+
+        In an unknown topic no entry is visible.
+        """
         return self._db.read(lambda connection: read_frontier(connection, topic_id, from_ledger))
 
     def find_held_entries(
@@ -91,6 +97,7 @@ class SqlTransactions(CatalogAdapter):
 
     @in_write_transaction("catalog.expire_transactions")
     def abort_expired_transactions(self, connection: Connection, tc_id: int, *, limit: int) -> int:
+        """Abort open transactions whose deadline has passed by the catalog's clock. Return their number."""
         now = self._db.now_us(connection)
         is_expired = (_T.tc_id == tc_id, _T.state == TransactionState.OPEN.value, _T.deadline_us <= now, _UNFINISHED)
         query = select(_T.tc_id, _T.sequence).where(*is_expired).order_by(_T.sequence).limit(limit)
@@ -106,6 +113,7 @@ class SqlTransactions(CatalogAdapter):
 
     @in_read_transaction
     def list_busy_coordinators(self, connection: Connection) -> list[int]:
+        """Return coordinators with expired open transactions or unclaimed decided transactions, ascending."""
         now = self._db.now_us(connection)
         has_unclaimed = _T.state.in_(BROADCASTING_STATES) & rows.match_unclaimed_transactions(now)
         has_expired = (_T.state == TransactionState.OPEN.value) & (_T.deadline_us <= now)
@@ -116,6 +124,10 @@ class SqlTransactions(CatalogAdapter):
     def claim_decided_transactions(
         self, connection: Connection, claim: Claim, *, limit: int
     ) -> list[StoredTransaction]:
+        """Claim decided transactions of any coordinator, except transactions that another workflow run has claimed.
+
+        Idempotency: transactions that this workflow run has claimed are returned again.
+        """
         now = self._db.now_us(connection)
         is_own = and_(_T.claim_workflow == claim.workflow_id, _T.claim_run == claim.run_id)
         can_claim = (
@@ -131,6 +143,13 @@ class SqlTransactions(CatalogAdapter):
 
     @in_write_transaction("catalog.claim_transaction")
     def claim_transaction(self, connection: Connection, txn: TransactionId, claim: Claim) -> StoredTransaction:
+        """Claim one decided transaction, or renew its claim. A finished transaction is returned unchanged.
+
+        Raises:
+            UnknownObject: The transaction does not exist.
+            ClaimHeld: Another workflow has claimed the transaction.
+            TransactionNotDecided: The transaction is open.
+        """
         transaction = _require_transaction(connection, txn, lock=True)
         if transaction.state is TransactionState.OPEN:
             raise TransactionNotDecided(str(txn))
@@ -147,6 +166,14 @@ class SqlTransactions(CatalogAdapter):
     def settle_participants(
         self, connection: Connection, settlements: Sequence[tuple[TransactionId, Participant, SettlementReason]]
     ) -> list[FinishedTransaction]:
+        """Settle participants. Return the given transactions that are finished now, ascending.
+
+        If all participants of a transaction are settled, COMMITTING becomes COMMITTED and ABORTING becomes ABORTED.
+        Messages of aborted transactions become hidden. If a topic is settled, the rows of the transaction's entries in
+        this topic are removed.
+
+        Idempotency: a settled participant does not change, and a finished transaction is returned again.
+        """
         return _settle_participants(connection, settlements, now_us=self._db.now_us(connection))
 
     @in_write_transaction("catalog.hand_over_transactions")
@@ -157,12 +184,17 @@ class SqlTransactions(CatalogAdapter):
         *,
         claim_by_transaction: Mapping[TransactionId, Claim],
     ) -> None:
+        """Give each transaction to a workflow of its own, count an attempt, and store the error of each participant.
+
+        The claims have no Temporal run id, because the workflows have not begun.
+        """
         now = self._db.now_us(connection)
         _record_failures(
             connection, failures, {txn: build_claim_columns(claim, now) for txn, claim in claim_by_transaction.items()}
         )
 
     def list_handed_over_transactions(self, *, limit: int) -> list[TransactionId]:
+        """Return transactions that were handed over and whose workflows have not begun, ascending."""
         is_handed_over = (_UNFINISHED, _T.state.in_(BROADCASTING_STATES), _T.claim_run == "")
         query = select(_T.tc_id, _T.sequence).where(*is_handed_over).order_by(_T.tc_id, _T.sequence).limit(limit)
         return [TransactionId(*row) for row in self._db.read(lambda connection: connection.execute(query).all())]
@@ -178,6 +210,12 @@ class SqlTransactions(CatalogAdapter):
         self, connection: Connection, txn: TransactionId, participant: Participant, cause: AuditCause
     ) -> StoredTransaction:
         # The transaction is not locked here: its decision is final, and ledgers must be locked before transactions.
+        """Settle a participant on behalf of an operator, with a row in the audit log. Idempotent.
+
+        Raises:
+            UnknownObject: The transaction or the participant does not exist.
+            TransactionNotDecided: The transaction is open.
+        """
         transaction = _require_transaction(connection, txn)
         stored = next((stored for stored in transaction.participants if stored.participant == participant), None)
         if stored is None:

@@ -20,14 +20,14 @@ from logstore.catalog.transactions.transaction_rows import (
 )
 from logstore.cursors.cursor_state import add_acknowledged
 from logstore.errors import SextonError, UnknownObject
-from logstore.ports.catalog import (
+from logstore.ports.catalog.log import (
     BeginTransactionResult,
     BeginTransactionWrite,
     EndTransactionResult,
     EndTransactionWrite,
     GroupCommitResult,
-    StoredParticipant,
 )
+from logstore.ports.catalog.transactions import StoredParticipant
 from logstore.positions import TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState, decide_transaction_state
 

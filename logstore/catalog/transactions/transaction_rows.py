@@ -41,7 +41,7 @@ from logstore.catalog.transactions.participant_rows import (
     remove_participants,
 )
 from logstore.errors import IdsExhausted
-from logstore.ports.catalog import FinishedTransaction, StoredTransaction
+from logstore.ports.catalog.transactions import FinishedTransaction, StoredTransaction
 from logstore.trace_id import current_trace_id
 from logstore.transactions.transaction_ids_and_states import BROADCASTING_STATES, TransactionId, TransactionState
 

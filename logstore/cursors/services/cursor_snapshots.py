@@ -9,6 +9,8 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
+from logstore.catalog.cursors.cursors import Cursors
+from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.cursors.cursor_state import (
     CursorSnapshot,
     complete_state,
@@ -19,7 +21,8 @@ from logstore.cursors.cursor_state import (
 from logstore.errors import SextonError
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, OneEntryLedgerDraft
-from logstore.ports.catalog import AcknowledgeResult, Cursors, CursorSnapshotCondition, MessageLedgers, StoredCursor
+from logstore.ports.catalog.cursors import CursorSnapshotCondition, StoredCursor
+from logstore.ports.catalog.log import AcknowledgeResult
 from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock
 

@@ -4,11 +4,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from logstore.catalog.cursors.cursors import Cursors
+from logstore.catalog.transactions.sql_transactions import Transactions
 from logstore.cursors.cursor_state import CursorSnapshot, CursorState, complete_state
 from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.errors import CatalogBusy, MissingData, SextonError, SnapshotNeeded
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.ports.catalog import AcknowledgeResult, AcknowledgeWrite, Cursors, StoredCursor, Transactions
+from logstore.ports.catalog.cursors import StoredCursor
+from logstore.ports.catalog.log import AcknowledgeResult, AcknowledgeWrite
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.stop_checks import raise_if_stopped
 from logstore.transactions.pending_acks import hide_held

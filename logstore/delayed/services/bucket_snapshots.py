@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
+from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.index_buckets import IndexBucket
 from logstore.delayed.snapshot_file import read_segment
@@ -24,7 +25,8 @@ from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLed
 from logstore.log.services.read_cache import ReadCache
 from logstore.log.services.segment_reader import SegmentGone, open_range_file, read_footer, row_group_byte_range
 from logstore.log.services.upload_read_back import reread_if_corrupt
-from logstore.ports.catalog import MessageLedgers, NewIndexBucket, Segment
+from logstore.ports.catalog.delayed import NewIndexBucket
+from logstore.ports.catalog.log import Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.stop_checks import raise_if_stopped

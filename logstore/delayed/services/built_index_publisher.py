@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from logstore.catalog.delayed.delayed_index import DelayedIndex
 from logstore.delayed.index_buckets import IndexBucket
 from logstore.delayed.index_build_job import BuiltIndexFiles, BuiltTopicIndex
 from logstore.delayed.services.bucket_snapshots import IndexBucketSnapshots
 from logstore.delayed.snapshot_footer import IndexSnapshotFooter, parse_snapshot_footer
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.log.segment_format import parquet_errors
-from logstore.ports.catalog import DelayedIndex, IndexBucketSwitch, NewIndexBucket
+from logstore.ports.catalog.delayed import IndexBucketSwitch, NewIndexBucket
 from logstore.positions import TopicId
 from logstore.stop_checks import raise_if_stopped
 

@@ -14,6 +14,8 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from logstore.catalog.delayed.delayed_index import DelayedIndex
+from logstore.catalog.transactions.sql_transactions import Transactions
 from logstore.cursors.cursor_state import CursorState
 from logstore.cursors.services.subscriptions import Subscription, Subscriptions
 from logstore.delayed.index_buckets import IndexBucket
@@ -24,7 +26,7 @@ from logstore.errors import AcknowledgementStale, InvalidInput, PreconditionFail
 from logstore.log.entries import Entry
 from logstore.log.services import READABLE_COLUMNS, TopicLogs
 from logstore.log.services.log_end_watch import Watch
-from logstore.ports.catalog import AcknowledgeResult, DelayedIndex, Topic, Transactions
+from logstore.ports.catalog.log import AcknowledgeResult, Topic
 from logstore.positions import EARLIEST, Position, TopicId
 from logstore.retrying_clock import Clock
 from logstore.transactions.transaction_ids_and_states import TransactionId

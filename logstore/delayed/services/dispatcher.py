@@ -25,6 +25,7 @@ from typing import Final
 
 from pyroaring import BitMap
 
+from logstore.catalog.transactions.sql_transactions import Transactions
 from logstore.cursors.cursor_state import CursorState, unite_entries
 from logstore.cursors.services.subscriptions import Subscription
 from logstore.delayed import entry_bitmaps
@@ -39,7 +40,7 @@ from logstore.delayed.services.subscription_log_reader import (
 from logstore.errors import SextonError
 from logstore.log.entries import Entry
 from logstore.log.services import TopicLogs
-from logstore.ports.catalog import Topic, Transactions
+from logstore.ports.catalog.log import Topic
 from logstore.positions import EARLIEST, LedgerId, Position
 
 _MESSAGES_PER_OFFER: Final = 1_000

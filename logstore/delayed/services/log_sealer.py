@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
+from logstore.catalog.delayed.delayed_index import DelayedIndex
+from logstore.catalog.transactions.sql_transactions import Transactions
 from logstore.delayed.bucket_contents import IndexBucketDraft, should_seal
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.entry_bitmaps import Bitmaps
@@ -25,14 +27,9 @@ from logstore.delayed.index_buckets import IndexBucketList, SealAndMergeLimits
 from logstore.delayed.services.bucket_snapshots import IndexBucketSnapshots
 from logstore.delayed.services.delivery_time_reader import DeliveryTimeReader, WaitingMessageFilter, last_position
 from logstore.delayed.snapshot_file import IndexSnapshotWriter
-from logstore.ports.catalog import (
-    DelayedIndex,
-    Frontier,
-    IndexBucketSwitch,
-    Ledger,
-    Segment,
-    Transactions,
-)
+from logstore.ports.catalog.delayed import IndexBucketSwitch
+from logstore.ports.catalog.log import Ledger, Segment
+from logstore.ports.catalog.transactions import Frontier
 from logstore.positions import LedgerId, Position, TopicId
 
 _AUDIT_REASON: Final = "all its messages have been due, or were acknowledged"

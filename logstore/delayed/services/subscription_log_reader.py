@@ -11,11 +11,12 @@ from typing import Any, Final, Protocol, cast
 
 from pyroaring import BitMap
 
+from logstore.catalog.transactions.sql_transactions import Transactions
 from logstore.cursors.cursor_state import CursorState
 from logstore.log.entries import Entry
 from logstore.log.services import TopicLogs
 from logstore.log.services.read_filter import ExcludedEntries, Postponer
-from logstore.ports.catalog import Topic, Transactions
+from logstore.ports.catalog.log import Topic
 from logstore.positions import EARLIEST, LedgerId, Position
 
 MAX_REPLAY_MESSAGES: Final = 10_000

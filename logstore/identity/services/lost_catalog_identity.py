@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from logstore.errors import CatalogMismatch
 from logstore.identity.bucket_markers import BucketRole, MarkerState, NamedBucket, describe_named_catalog, is_marker
 from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket, MarkerChecker, read_marker
-from logstore.ports.catalog import InspectedCopy
+from logstore.ports.catalog.inspection import InspectedCopy
 from logstore.ports.object_storage import ObjectStore
 
 

@@ -29,7 +29,8 @@ from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import CopyState
 from logstore.log.services.upload_read_back import put_and_read_back
 from logstore.offload.tiered_copy import data_key, index_key, was_published
-from logstore.ports.catalog import CatalogIdentity, InspectedCopy
+from logstore.ports.catalog.identity import CatalogIdentity
+from logstore.ports.catalog.inspection import InspectedCopy
 from logstore.ports.object_storage import DeleteReport, ObjectInfo, ObjectStore, OpenUpload, StoredObject
 from logstore.positions import LedgerId
 from logstore.records.manifest import BEGUN_KEY, manifest_key

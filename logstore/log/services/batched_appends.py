@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.errors import InvalidInput, OutcomeUnknown, ProducerFenced, SequenceHeld, SextonError, TransactionNotOpen
 from logstore.log.entries import ProducedEntries
 from logstore.log.producer_sequences import HighestSequenceIds
@@ -27,7 +28,7 @@ from logstore.log.services.segment_placement import (
     RememberedTopicState,
     SegmentPlacer,
 )
-from logstore.ports.catalog import MessageLedgers, Topic, TransactionEntryRange
+from logstore.ports.catalog.log import Topic, TransactionEntryRange
 from logstore.positions import Position
 from logstore.retrying_clock import Clock
 

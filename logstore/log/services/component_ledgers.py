@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO, Final, TypeVar, cast
 
+from logstore.catalog.log.component_ledgers import LedgersOfAllComponents
+from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.errors import AlreadyExists, CatalogBusy, CorruptData, UploadTimedOut
 from logstore.failpoints import effect
 from logstore.log.entries import NewEntry, ProducedEntries
@@ -23,7 +25,7 @@ from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
 from logstore.log.services.segment_reader import build_digest_metadata, verify_segment_body
 from logstore.log.services.segment_registration import report_abandoned_upload
 from logstore.log.services.upload_read_back import put_and_read_back, require_stored_object, reread_if_corrupt
-from logstore.ports.catalog import LedgersOfAllComponents, MessageLedgers, Segment
+from logstore.ports.catalog.log import Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock

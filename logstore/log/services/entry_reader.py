@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyroaring import BitMap
 
+from logstore.catalog.log.message_ledgers import MessageLedgers
+from logstore.catalog.transactions.sql_transactions import Transactions
 from logstore.cursors.cursor_state import CursorState
 from logstore.errors import InvalidInput, MissingData
 from logstore.log.entries import Entry
@@ -32,7 +34,8 @@ from logstore.log.services.read_filter import (
 )
 from logstore.log.services.segment_reader import SegmentGone
 from logstore.log.services.segment_sources import SegmentSource, TieredCopyFinder
-from logstore.ports.catalog import Frontier, Ledger, MessageLedgers, Segment, Topic, Transactions
+from logstore.ports.catalog.log import Ledger, Segment, Topic
+from logstore.ports.catalog.transactions import Frontier
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import EARLIEST, LedgerId, Position
 from logstore.retrying_clock import Clock

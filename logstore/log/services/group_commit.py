@@ -7,20 +7,21 @@ was committed.
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextvars import Context, copy_context
 from typing import Any, Final, NamedTuple, overload
 
 from logstore.errors import CatalogBusy, OutcomeUnknown, SextonError, StoreUnavailable
-from logstore.ports.catalog import (
+from logstore.ports.catalog.log import (
     AcknowledgeResult,
     AcknowledgeWrite,
     BeginTransactionResult,
     BeginTransactionWrite,
     EndTransactionResult,
     EndTransactionWrite,
-    GroupCommits,
+    GroupCommitResult,
     GroupCommitWrite,
     RegisterSegmentResult,
     RegisterSegmentWrite,
@@ -38,16 +39,19 @@ class _QueuedWrite(NamedTuple):
     context: Context  # of the submitting thread; a commit is part of the trace of its first write
 
 
+CommitWrites = Callable[[Sequence[GroupCommitWrite]], Sequence[GroupCommitResult]]
+
+
 class GroupCommitter:
     """Committer of the small writes of all threads, in shared transactions.
 
-    Close the committer after use. A process can end without `close`, because the writer thread is a daemon.
-    `capacity` is the maximum number of queued writes, and of writes in one transaction. If the queue is full, `submit`
-    waits for at most `patience_s` seconds.
+    `commit_writes` is `GroupCommits.commit_writes` of the catalog. Close the committer after use. A process can end
+    without `close`, because the writer thread is a daemon. `capacity` is the maximum number of queued writes, and of
+    writes in one transaction. If the queue is full, `submit` waits for at most `patience_s` seconds.
     """
 
-    def __init__(self, commits: GroupCommits, *, capacity: int = 4096, patience_s: float = 30.0) -> None:
-        self._commits = commits
+    def __init__(self, commit_writes: CommitWrites, *, capacity: int = 4096, patience_s: float = 30.0) -> None:
+        self._commit_writes = commit_writes
         self._capacity = capacity
         self._patience_s = patience_s
         self._waiting: deque[_QueuedWrite] = deque()
@@ -105,7 +109,7 @@ class GroupCommitter:
         Raises:
             CatalogBusy: The commit did not begin in time. The write was removed from the queue.
             OutcomeUnknown: The commit began, but did not end in time.
-            SextonError: Errors of `GroupCommits.commit_writes`.
+            SextonError: Errors of `commit_writes`.
         """
         future: Future[Any] = self._enqueue_when_room(write)
         try:
@@ -147,7 +151,7 @@ class GroupCommitter:
 
     def _commit_batch(self, items: list[_QueuedWrite]) -> None:
         try:
-            results = items[0].context.run(self._commits.commit_writes, [item.write for item in items])
+            results = items[0].context.run(self._commit_writes, [item.write for item in items])
             if len(results) != len(items):
                 raise OutcomeUnknown(f"group commit: {len(results)} answers to {len(items)} writes")  # noqa: TRY301
         except OutcomeUnknown as error:

@@ -8,12 +8,13 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
+from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.errors import AlreadyExists, CatalogBusy
 from logstore.failpoints import effect
 from logstore.log.ledger_object_keys import meta_key
 from logstore.log.ledgers import LedgerState, LedgerStatement
 from logstore.log.services.segment_registration import report_abandoned_upload
-from logstore.ports.catalog import Ledger, MessageLedgers
+from logstore.ports.catalog.log import Ledger
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock

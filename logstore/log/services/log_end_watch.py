@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from logstore.ports.catalog import MessageLedgers
+from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.positions import Position, TopicId
 
 _LOG: Final = logging.getLogger(__name__)

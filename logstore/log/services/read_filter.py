@@ -14,7 +14,7 @@ from pyroaring import BitMap
 from logstore.cursors.cursor_state import CursorState
 from logstore.log.entries import Entry
 from logstore.log.services.segment_reader import MAX_WHOLE_READ_BYTES
-from logstore.ports.catalog import Ledger, Segment
+from logstore.ports.catalog.log import Ledger, Segment
 from logstore.positions import LedgerId, Position
 from logstore.retrying_clock import Clock
 

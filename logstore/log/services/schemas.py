@@ -6,10 +6,11 @@ Source: Pulsar's schema storage, whose schema id is the topic's name.
 import hashlib
 from typing import Final
 
+from logstore.catalog.log.schema_versions import SchemaVersions
 from logstore.errors import CatalogBusy, CorruptData, InvalidInput, MissingData, UnknownObject
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, OneEntryLedgerDraft
-from logstore.ports.catalog import SchemaVersion, SchemaVersions, Topic
+from logstore.ports.catalog.log import SchemaVersion, Topic
 from logstore.positions import TopicId
 
 MAX_SCHEMA_BYTES: Final = 1 << 20

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.errors import AlreadyExists, CatalogBusy, LedgerFenced, StaleCatalog
 from logstore.failpoints import effect
 from logstore.log.ledger_object_keys import segment_key
@@ -21,9 +22,8 @@ from logstore.log.segment_metadata import (
 from logstore.log.services.ledger_roll import Roller, RollPolicy
 from logstore.log.services.segment_reader import build_digest_metadata
 from logstore.log.services.segment_registration import SegmentRegistrar, report_abandoned_upload, upload_confirmation
-from logstore.ports.catalog import (
+from logstore.ports.catalog.log import (
     Ledger,
-    MessageLedgers,
     ProducerSequenceRange,
     RegisterSegmentResult,
     RegisterSegmentWrite,

@@ -23,7 +23,7 @@ from logstore.log.ledger_object_keys import segment_key
 from logstore.log.segment_format import FOOTER_FIELD, FooterDigest, decode_segment, digest_footer
 from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
 from logstore.log.services.upload_read_back import reread_if_corrupt
-from logstore.ports.catalog import Segment
+from logstore.ports.catalog.log import Segment
 from logstore.ports.object_storage import ObjectStore, StoredObject
 from logstore.positions import LedgerId
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.errors import (
     AlreadyExists,
     CatalogBusy,
@@ -41,7 +42,7 @@ from logstore.log.segment_metadata import (
 )
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.segment_reader import build_digest_metadata
-from logstore.ports.catalog import MessageLedgers, RegisterSegmentResult, RegisterSegmentWrite, Segment
+from logstore.ports.catalog.log import RegisterSegmentResult, RegisterSegmentWrite, Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.retrying_clock import Clock

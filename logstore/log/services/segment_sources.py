@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
+from logstore.catalog.offload.tiered_copies import Offloads
 from logstore.errors import CorruptData
 from logstore.log.chunk_digests import fetch_verified_chunks, list_column_chunks, parse_digests
 from logstore.log.ledgers import CopyKind
@@ -24,7 +25,8 @@ from logstore.offload.tiered_copy import (
     index_key,
     parse_uuid_and_location,
 )
-from logstore.ports.catalog import Ledger, Offloads, ReadableCopies, Segment
+from logstore.ports.catalog.log import Ledger, Segment
+from logstore.ports.catalog.offload import ReadableCopies
 from logstore.ports.object_storage import BucketAtLocation, ObjectStore
 from logstore.positions import LedgerId
 

@@ -6,6 +6,8 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
+from logstore.catalog.log.message_ledgers import MessageLedgers
+from logstore.catalog.transactions.sql_transactions import Transactions
 from logstore.cursors.cursor_state import CursorState
 from logstore.errors import InvalidInput
 from logstore.log.entries import Entry, ProducedEntries
@@ -19,7 +21,8 @@ from logstore.log.services.read_filter import READABLE_COLUMNS, ExcludedEntries,
 from logstore.log.services.segment_placement import RememberedTopicState, SegmentPlacer
 from logstore.log.services.segment_registration import SegmentRegistrar
 from logstore.log.services.segment_sources import TieredCopyFinder
-from logstore.ports.catalog import Frontier, MessageLedgers, Topic, Transactions
+from logstore.ports.catalog.log import Topic
+from logstore.ports.catalog.transactions import Frontier
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import Position, TopicId
 from logstore.retrying_clock import Clock

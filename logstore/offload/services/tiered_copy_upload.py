@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
+from logstore.catalog.log.message_ledgers import MessageLedgers
+from logstore.catalog.offload.tiered_copies import Offloads
 from logstore.errors import CorruptData, MissingData, SextonError, UploadTimedOut, UploadUnproven
 from logstore.failpoints import effect
 from logstore.log.chunk_digests import digest_chunks, list_column_chunks
@@ -35,7 +37,7 @@ from logstore.offload.tiered_copy import (
     parse_uuid_and_location,
     write_tiered_data_file,
 )
-from logstore.ports.catalog import MessageLedgers, Offloads, OffloadStart, OffloadStartOutcome, PublishedTieredCopy
+from logstore.ports.catalog.offload import OffloadStart, OffloadStartOutcome, PublishedTieredCopy
 from logstore.ports.object_storage import BucketAtLocation, ObjectStore
 from logstore.positions import LedgerId
 from logstore.stop_checks import raise_if_stopped

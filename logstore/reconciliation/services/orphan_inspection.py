@@ -21,7 +21,7 @@ from logstore.log.ledger_object_keys import (
 )
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.offload.tiered_copy import data_key, index_key, parse_uuid_and_location
-from logstore.ports.catalog import OrphanCopy
+from logstore.ports.catalog.reconciliation import OrphanCopy
 from logstore.ports.object_storage import BucketAtLocation, ObjectInfo, ObjectStore, OwnedStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.errors import PreconditionFailed, StaleCatalog, UnknownObject
-from logstore.ports.catalog import CatalogIdentity, ReconciliationRun, ReconciliationRuns, RunKind
+from logstore.ports.catalog.identity import CatalogIdentity
+from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 from logstore.pulsar.plan_jobs import IDENTITY
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import FindingKind, PlanOrScrubResult, apply_run_id, plan_result

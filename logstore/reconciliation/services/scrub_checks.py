@@ -14,7 +14,7 @@ from logstore.log.ledger_object_keys import segment_key
 from logstore.log.services.segment_reader import SegmentGone, verify_segment_body
 from logstore.offload.services.tiered_copy_upload import compute_stored_digest
 from logstore.offload.tiered_copy import TieredIndex, data_key, index_key
-from logstore.ports.catalog import Segment
+from logstore.ports.catalog.log import Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import FindingKind

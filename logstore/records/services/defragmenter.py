@@ -13,7 +13,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from logstore.ports.catalog import RecordOutbox
+from logstore.catalog.records.outbox import RecordOutbox
 from logstore.records.defragmentation_rules import BlockUsage, IdRangeSurvey, select_blocks_to_rewrite
 from logstore.records.manifest import Block
 from logstore.records.newest_versions import (

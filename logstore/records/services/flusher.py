@@ -22,8 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from logstore.catalog.records.outbox import RecordOutbox
+from logstore.catalog.records.outbox_reader import OutboxChanges
 from logstore.errors import CatalogBusy, PreconditionFailed
-from logstore.ports.catalog import OutboxChanges, RecordLogState, RecordOutbox, UnrecordableRecord
+from logstore.ports.catalog.records import RecordLogState, UnrecordableRecord
 from logstore.records.manifest import ID_HEADROOM, Block, IdCeilings, Manifest
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.manifest_publication import (

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+from logstore.catalog.records.outbox import RecordOutbox
 from logstore.errors import (
     AlreadyExists,
     CatalogAdopting,
@@ -33,7 +34,7 @@ from logstore.errors import (
     StoreUnavailable,
 )
 from logstore.failpoints import effect
-from logstore.ports.catalog import KnownManifest, RecordLogState, RecordOutbox
+from logstore.ports.catalog.records import KnownManifest, RecordLogState
 from logstore.ports.object_storage import OwnedStore
 from logstore.records.block_files import MAX_VERSIONS_PER_BLOCK
 from logstore.records.manifest import Block, IdCeilings, Manifest

@@ -12,9 +12,10 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
+from logstore.catalog.records.outbox import RecordOutbox
 from logstore.errors import AlreadyExists, PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ports.catalog.record_log import RecordLogState, RecordOutbox
+from logstore.ports.catalog.records import RecordLogState
 from logstore.positions import LedgerId
 from logstore.records.manifest import ID_HEADROOM, IdCeilings, Manifest, manifest_key
 from logstore.records.rebuild_job import RebuildId

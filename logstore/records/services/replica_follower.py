@@ -31,8 +31,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+from logstore.catalog.records.replica_database import ReplicaDatabase
 from logstore.errors import CatalogMismatch, PreconditionFailed, StoreUnavailable
-from logstore.ports.catalog.record_log import AppliedManifest, ReplicaDatabase, VersionReader
+from logstore.ports.catalog.records import AppliedManifest, VersionReader
 from logstore.records.job_results import FollowedRecords
 from logstore.records.manifest import Block, Manifest
 from logstore.records.newest_versions import read_versions_by_id_range

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from threading import Condition
 from typing import Protocol
 
+from logstore.catalog.records.outbox import RecordOutbox
 from logstore.errors import CatalogBusy, SextonError, StoreUnavailable
-from logstore.ports.catalog import RecordOutbox
 
 
 class ChangeFlusher(Protocol):

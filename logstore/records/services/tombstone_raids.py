@@ -22,12 +22,14 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from logstore.catalog.records.outbox import RecordOutbox
+from logstore.catalog.records.tombstone_rows import Tombstones
 from logstore.deletion.intents import DeletionIntent, find_missing_property
 from logstore.deletion.services.absence_proofs import find_ledgers_with_objects, possible_segment_keys
 from logstore.errors import CorruptData, PreconditionFailed
 from logstore.failpoints import effect
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
-from logstore.ports.catalog import RecordOutbox, TombstonedRecordId, Tombstones
+from logstore.ports.catalog.records import TombstonedRecordId
 from logstore.ports.object_storage import OwnedStore
 from logstore.positions import LedgerId
 from logstore.records.job_results import ReplicaAwaitedByRaid

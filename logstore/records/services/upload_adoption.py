@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 
+from logstore.catalog.records.catalog_adoption import CatalogAdoption
 from logstore.errors import CorruptData, InvalidInput, PreconditionFailed
 from logstore.failpoints import effect
 from logstore.log.ledger_object_keys import (
@@ -30,9 +31,8 @@ from logstore.log.ledger_object_keys import (
 )
 from logstore.log.ledgers import Component, LedgerStatement
 from logstore.offload.tiered_copy import index_key, parse_uuid_and_location
-from logstore.ports.catalog.catalog_rebuild import (
+from logstore.ports.catalog.records import (
     AdoptionCounts,
-    CatalogAdoption,
     IssuedIdBounds,
     LedgerDiscrepancy,
     LoadedLedger,

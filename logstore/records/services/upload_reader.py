@@ -31,7 +31,7 @@ from logstore.log.services.segment_reader import (
     read_footer_with_metadata,
 )
 from logstore.log.services.upload_read_back import reread_if_corrupt
-from logstore.ports.catalog import Segment
+from logstore.ports.catalog.log import Segment
 from logstore.ports.object_storage import ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
 from logstore.records.adoption_rule import TransactionSpan, UnregisteredUpload, UploadedMarker, UploadedSequences

@@ -18,19 +18,18 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Final
 
+from logstore.catalog.log.topics import Topics
+from logstore.catalog.transactions.sql_transactions import Transactions
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import PreconditionFailed, SextonError, StaleCatalog, TerminalError, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.services import TopicLogs
-from logstore.ports.catalog import (
+from logstore.ports.catalog.log import Topic, TopicState
+from logstore.ports.catalog.transactions import (
     FinishedTransaction,
     SettlementReason,
     StoredParticipant,
     StoredTransaction,
-    Topic,
-    Topics,
-    TopicState,
-    Transactions,
 )
 from logstore.positions import TopicId
 from logstore.transactions.transaction_buffer import MarkerVerb, TransactionMarker, markers_to_entries

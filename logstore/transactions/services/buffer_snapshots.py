@@ -14,6 +14,9 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
+from logstore.catalog.log.message_ledgers import MessageLedgers
+from logstore.catalog.transactions.buffer_snapshots import TransactionBufferSnapshots
+from logstore.catalog.transactions.sql_transactions import Transactions
 from logstore.cursors.cursor_state import VisibleLedgerSpan
 from logstore.errors import CorruptData, MissingData, SextonError
 from logstore.failpoints import effect
@@ -22,14 +25,8 @@ from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLed
 from logstore.log.services.prefetcher import Prefetcher
 from logstore.log.services.segment_reader import SegmentGone
 from logstore.log.services.segment_sources import SegmentSource, TieredCopyFinder
-from logstore.ports.catalog import (
-    BufferSnapshotReplacement,
-    Ledger,
-    MessageLedgers,
-    Segment,
-    TransactionBufferSnapshots,
-    Transactions,
-)
+from logstore.ports.catalog.log import Ledger, Segment
+from logstore.ports.catalog.transactions import BufferSnapshotReplacement
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, TopicId
 from logstore.stop_checks import raise_if_stopped

@@ -24,7 +24,8 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
-from logstore.ports.catalog import Claim, Topic
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.log import Topic
 from logstore.positions import TopicId
 from tests.activities.activity_world import World, make_activity_environment
 from tests.fakes.meter import FakeMeter, metric_series

@@ -7,7 +7,7 @@ import pytest
 from activities.deletion.trim_by_retention import RetentionPreparation, RollIdleLedgerInput
 from logstore.errors import MissingData, SextonError, UnknownObject
 from logstore.log.services import RollPolicy
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import TopicId
 from tests.activities.activity_world import World, run
 from tests.open_topic_logs import open_topic_logs

@@ -16,7 +16,7 @@ from activities.deletion.trim_by_retention import (
 )
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogBusy, CorruptData, SextonError, StoreUnavailable
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, TopicId
 from tests.activities.activity_world import World, run
 

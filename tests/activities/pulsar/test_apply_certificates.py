@@ -12,7 +12,8 @@ import pytest
 from activities.pulsar.apply_certificates import CERTIFICATE_PREFIX, ApplyCertificate, ApplyCertificates
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import arm
-from logstore.ports.catalog import Claim, JournaledLedger, JournaledRemoval, ReconciliationRun, RunKind
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.reconciliation import JournaledLedger, JournaledRemoval, ReconciliationRun, RunKind
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.stop_checks import use_stop_check
 from tests.activities.activity_world import World, open_activity_world

@@ -12,7 +12,8 @@ import pytest
 from activities.pulsar.inputs_and_results import BeginClusterApplyInput, BeginUndoInput
 from activities.pulsar.journal_copies import JOURNAL_PREFIX, READ_BACK, JournalCopies, find_or_read_back_apply
 from logstore.errors import PreconditionFailed, StoreUnavailable, UnknownObject
-from logstore.ports.catalog import Claim, JournaledLedger, ReconciliationRun, RunKind
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.reconciliation import JournaledLedger, ReconciliationRun, RunKind
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.findings import RESULT, STOPPED, ApplyCounts, PlanOrScrubResult
 from tests.activities.activity_world import World, open_activity_world, run

@@ -14,9 +14,10 @@ from activities.pulsar.inputs_and_results import (
     ConcludeClusterApplyInput,
     UndoPageInput,
 )
-from logstore.catalog.reconciliation.cluster_journal import SqlClusterJournal
+from logstore.catalog.reconciliation.cluster_journal import ClusterJournal
 from logstore.errors import SextonError, UnknownObject
-from logstore.ports.catalog import Claim, RunKind
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.pulsar.plan_jobs import IDENTITY, VerifyClusterJob
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import CLUSTER_KINDS, LEFT, RESULT, PlanOrScrubResult
@@ -64,11 +65,11 @@ def test_attempt_that_wakes_up_late_makes_the_journal_forget_nothing(
 ) -> None:
     """The earlier attempt could not read a value, which the later one reads."""
     applying, undoing = world.activities.cluster_applying, world.activities.cluster_undoing
-    settle = SqlClusterJournal.settle
+    settle = ClusterJournal.settle
     waiting: list[tuple[Collection[int], Collection[int]]] = []
 
     def settle_late(
-        journal: SqlClusterJournal, run_id: str, *, deleted_ids: Collection[int], existing_ids: Collection[int]
+        journal: ClusterJournal, run_id: str, *, deleted_ids: Collection[int], existing_ids: Collection[int]
     ) -> None:
         if not deleted_ids:  # the earlier attempt
             waiting.append((deleted_ids, existing_ids))
@@ -80,7 +81,7 @@ def test_attempt_that_wakes_up_late_makes_the_journal_forget_nothing(
         if deleted_ids or wakes_up.startswith("after"):
             settle(journal, run_id, deleted_ids=deleted_ids, existing_ids=existing_ids)
 
-    monkeypatch.setattr(SqlClusterJournal, "settle", settle_late)
+    monkeypatch.setattr(ClusterJournal, "settle", settle_late)
     world.cluster.unreadable_path = "/managed-ledgers/t/ns/persistent/a"
     run(applying.apply_cluster_page, _PAGE)
     assert (len(waiting), world.cluster.ledgers) == (1, {})

@@ -21,7 +21,7 @@ from activities.reconciliation.scrub_ledgers import ScrubLedgersActivities
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.offload.tiered_copy import data_key, index_key
-from logstore.ports.catalog import CatalogIdentity
+from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     CompareStorageWithCatalogJob,

@@ -28,7 +28,7 @@ from logstore.errors import (
 from logstore.failpoints import SimulatedCrash
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import RunKind
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.ports.object_storage import DeleteReport, ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_job_inputs_and_results import VerifyFindingsJob

@@ -8,7 +8,7 @@ from temporalio.exceptions import CancelledError
 from activities.bulk_jobs import catalog_id_file
 from activities.reconciliation.inputs_and_results import BulkJobInput
 from logstore.errors import CatalogMismatch, InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
-from logstore.ports.catalog import RunKind
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     LEFT_OUT,
     ROWS_BEFORE,

@@ -7,7 +7,7 @@ import pytest
 
 from logstore.errors import CatalogMismatch, PreconditionFailed, StaleCatalog
 from logstore.failpoints import SimulatedCrash, arm
-from logstore.ports.catalog import RunKind
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.services import orphan_inspection
 from tests.activities.reconciliation.plans import RUN, Plans

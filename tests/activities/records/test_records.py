@@ -11,7 +11,7 @@ from activities.records.defragment_raid_ship import ReplicateRecordsActivities
 from activities.records.flush_records import FlushRecordsActivities
 from activities.records.inputs_and_results import DefragmentInput, FlushInput, RaidInput, ShipToReplicasInput
 from logstore.errors import CatalogOutdated
-from logstore.ports.catalog import Claim
+from logstore.ports.catalog.deletion import Claim
 from logstore.records.job_results import FlushedRecords, ShippedBlocks
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.replica_shipments import ReplicaShipments

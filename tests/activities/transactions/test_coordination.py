@@ -13,7 +13,8 @@ from logstore.errors import CorruptData, SextonError, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
-from logstore.ports.catalog import StoredTransaction, Topic
+from logstore.ports.catalog.log import Topic
+from logstore.ports.catalog.transactions import StoredTransaction
 from logstore.transactions.services.broadcast import Broadcaster, BroadcastResult
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.activities.activity_world import make_activity_environment

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState
-from logstore.ports.catalog import TopicState
+from logstore.ports.catalog.log import TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.world import Audited, Rows, World
 from tests.fakes.catalog import Copy, FakeCatalog

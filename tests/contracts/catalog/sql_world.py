@@ -7,10 +7,10 @@ from typing import Any
 
 from sqlalchemy import event, text
 
-from logstore.catalog import Database, SqlCatalog, tables
+from logstore.catalog import Catalog, Database, tables
 from logstore.failpoints import SimulatedCrash
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import TopicState
+from logstore.ports.catalog.log import TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.world import Audited, Rows, World
 
@@ -25,10 +25,10 @@ class SqlWorld(World):
         self.database = Database(url, pool_size=40)
         if self.database.is_sqlite:
             event.listen(self.database.engine, "connect", _hurry)
-        self._sql = SqlCatalog(self.database)
+        self._sql = Catalog(self.database)
 
     @property
-    def catalog(self) -> SqlCatalog:
+    def catalog(self) -> Catalog:
         return self._sql
 
     def sql(self, statement: str, **values: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from logstore.errors import LedgerStillNeeded
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import RollPolicy
 from logstore.ownership import BundleId
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, Position, TopicId
 from tests.contracts.catalog.steps import acknowledge as acknowledged
 from tests.contracts.catalog.steps import append, filled, new_topic, roll

@@ -4,30 +4,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from logstore.catalog.audit_log import AuditLogWriter
+from logstore.catalog.cursors.cursors import Cursors
+from logstore.catalog.delayed.delayed_index import DelayedIndex
+from logstore.catalog.deletion.phase_one import PhaseOne
+from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
+from logstore.catalog.deletion.queue_upkeep import PhaseTwoQueueUpkeep
+from logstore.catalog.log.component_ledgers import LedgersOfAllComponents
+from logstore.catalog.log.group_commit import GroupCommits
+from logstore.catalog.log.message_ledgers import MessageLedgers
+from logstore.catalog.log.schema_versions import SchemaVersions
+from logstore.catalog.log.topics import Topics
+from logstore.catalog.offload.tiered_copies import Offloads
+from logstore.catalog.ownership.fences import Fences
+from logstore.catalog.reconciliation.cluster_journal import ClusterJournal
+from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ownership import Lease
-from logstore.ports.catalog import (
-    AuditCause,
-    AuditLogWriter,
-    CatalogIdentity,
-    Claim,
-    ClusterJournal,
-    Cursors,
-    DelayedIndex,
-    DetachedBatch,
-    Fences,
-    GroupCommits,
-    LedgersOfAllComponents,
-    MessageLedgers,
-    Offloads,
-    PhaseOne,
-    PhaseTwoQueue,
-    PhaseTwoQueueUpkeep,
-    ReconciliationRuns,
-    SchemaVersions,
-    Topics,
-    TopicState,
-)
+from logstore.ports.catalog.deletion import AuditCause, Claim, DetachedBatch
+from logstore.ports.catalog.identity import CatalogIdentity
+from logstore.ports.catalog.log import TopicState
 from logstore.positions import LedgerId, TopicId
 
 CAUSE = AuditCause(actor="tests", reason="a test", workflow_id="w")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ownership import Lease
-from logstore.ports.catalog import AuditCause, Claim, DetachedBatch, FiledIntentCount, IntentTally
+from logstore.ports.catalog.deletion import AuditCause, Claim, DetachedBatch, FiledIntentCount, IntentTally
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.unsupported_ports import UnsupportedPort
 

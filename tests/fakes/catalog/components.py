@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerState, LedgerStatement
-from logstore.ports.catalog import AuditCause, Ledger, Segment
+from logstore.ports.catalog.deletion import AuditCause
+from logstore.ports.catalog.log import Ledger, Segment
 from logstore.positions import LedgerId, TopicId
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from logstore.cursors.cursor_state import (
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import CursorSnapshotCondition, StoredCursor, TopicState
+from logstore.ports.catalog.cursors import CursorSnapshotCondition, StoredCursor
+from logstore.ports.catalog.log import TopicState
 from logstore.positions import Position, TopicId
 
 if TYPE_CHECKING:

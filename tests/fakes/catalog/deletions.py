@@ -9,7 +9,14 @@ from logstore.deletion.intents import DeletionIntent, DeletionState, require_top
 from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import AuditCause, Claim, IntentResult, IntentRowRange, IntentTally, UndeletedCopyCounts
+from logstore.ports.catalog.deletion import (
+    AuditCause,
+    Claim,
+    IntentResult,
+    IntentRowRange,
+    IntentTally,
+    UndeletedCopyCounts,
+)
 from logstore.positions import LedgerId
 from tests.fakes.catalog.batch_runs import FakeBatchRuns
 

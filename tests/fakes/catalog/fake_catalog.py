@@ -13,15 +13,9 @@ from logstore.errors import (
 )
 from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
-from logstore.ports.catalog import (
-    AuditCause,
-    Ledger,
-    SchemaVersion,
-    Segment,
-    StoredCursor,
-    Topic,
-    TopicState,
-)
+from logstore.ports.catalog.cursors import StoredCursor
+from logstore.ports.catalog.deletion import AuditCause
+from logstore.ports.catalog.log import Ledger, SchemaVersion, Segment, Topic, TopicState
 from logstore.positions import LedgerId, TopicId
 from logstore.trace_id import current_trace_id
 from tests.fakes.catalog.batch_runs import FakeBatchRun

@@ -16,7 +16,7 @@ from logstore.errors import (
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
 from logstore.log.producer_sequences import HighestSequenceIds
-from logstore.ports.catalog import (
+from logstore.ports.catalog.log import (
     AcknowledgeResult,
     AcknowledgeWrite,
     GroupCommitResult,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import InspectedCopy
+from logstore.ports.catalog.inspection import InspectedCopy
 from logstore.positions import LedgerId
 
 if TYPE_CHECKING:

@@ -8,11 +8,7 @@ from logstore.cursors.cursor_state import CursorState, VisibleLedgerSpan
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.log.producer_sequences import HighestSequenceIds
-from logstore.ports.catalog import (
-    Ledger,
-    Segment,
-    TopicLedgerTotals,
-)
+from logstore.ports.catalog.log import Ledger, Segment, TopicLedgerTotals
 from logstore.positions import LedgerId, Position, TopicId
 
 if TYPE_CHECKING:

@@ -15,16 +15,9 @@ from logstore.offload.tiered_copy import (
     decide_upload_start,
     upload_requests_end_us,
 )
-from logstore.ports.catalog import (
-    AuditCause,
-    Claim,
-    DetachedBatch,
-    OffloadStart,
-    OffloadStartOutcome,
-    PublishedTieredCopy,
-    ReadableCopies,
-    TopicState,
-)
+from logstore.ports.catalog.deletion import AuditCause, Claim, DetachedBatch
+from logstore.ports.catalog.log import TopicState
+from logstore.ports.catalog.offload import OffloadStart, OffloadStartOutcome, PublishedTieredCopy, ReadableCopies
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.batch_runs import audit_detail_of_ledgers
 from tests.fakes.catalog.unsupported_ports import UnsupportedPort

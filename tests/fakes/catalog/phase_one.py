@@ -10,14 +10,8 @@ from logstore.deletion.retention import LedgerFacts, require_unneeded_ledgers, s
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState
-from logstore.ports.catalog import (
-    AuditCause,
-    Claim,
-    DetachedBatch,
-    IntentTally,
-    Topic,
-    TopicState,
-)
+from logstore.ports.catalog.deletion import AuditCause, Claim, DetachedBatch, IntentTally
+from logstore.ports.catalog.log import Topic, TopicState
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstone_rules import EndingOperation, is_durable
 from tests.fakes.catalog.batch_runs import FakeBatchRuns, audit_detail_of_ledgers

@@ -7,7 +7,7 @@ from logstore.deletion.intent_queue_rules import normalize_ids, require_dead_let
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import AuditCause, Claim, DetachedBatch, RemovedRowCounts, SweepBacklogCounts
+from logstore.ports.catalog.deletion import AuditCause, Claim, DetachedBatch, RemovedRowCounts, SweepBacklogCounts
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.batch_runs import FakeBatchRuns, audit_detail_of_ledgers
 

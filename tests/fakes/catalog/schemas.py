@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import SchemaVersion, TopicState
+from logstore.ports.catalog.log import SchemaVersion, TopicState
 from logstore.positions import LedgerId, TopicId
 
 if TYPE_CHECKING:

@@ -8,13 +8,7 @@ from logstore.errors import (
     UnknownObject,
 )
 from logstore.failpoints import effect
-from logstore.ports.catalog import (
-    SubscriptionSummary,
-    Topic,
-    TopicState,
-    TopicSummary,
-    TopicSummaryPage,
-)
+from logstore.ports.catalog.log import SubscriptionSummary, Topic, TopicState, TopicSummary, TopicSummaryPage
 from logstore.positions import TopicId
 
 if TYPE_CHECKING:

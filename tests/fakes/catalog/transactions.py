@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from logstore.ports.catalog import Frontier
+from logstore.ports.catalog.transactions import Frontier
 from logstore.positions import TopicId
 from tests.fakes.catalog.unsupported_ports import UnsupportedPort
 

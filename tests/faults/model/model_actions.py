@@ -12,7 +12,7 @@ from logstore.errors import OutcomeUnknown, RetryableError, SextonError, Termina
 from logstore.failpoints import SimulatedCrash
 from logstore.log.ledger_object_keys import meta_key
 from logstore.log.ledgers import CopyKind, LedgerStatement
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, Position
 from tests.driver.workflow_driver import AttemptEnding
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation

@@ -7,7 +7,7 @@ step may do.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from logstore.ports.catalog import Ledger
+from logstore.ports.catalog.log import Ledger
 from logstore.positions import LedgerId
 from tests.faults.model.model_observation import ModelObservation, expected_meta_name, is_component, primary_prefix
 from tests.faults.model.model_world import FINISHED_RETENTION_S

@@ -15,7 +15,8 @@ from pyroaring import BitMap
 
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import LedgerStatement
-from logstore.ports.catalog import Ledger, Segment, StoredCursor
+from logstore.ports.catalog.cursors import StoredCursor
+from logstore.ports.catalog.log import Ledger, Segment
 from tests.faults.model.model_world import ModelWorld
 
 _KEY: Final = re.compile(r"ledgers/(?P<shard>[0-9a-f]{2})/(?P<id>[0-9a-f]{16})/(?P<name>.+)")

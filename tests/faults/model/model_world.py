@@ -8,10 +8,10 @@ from itertools import count
 from pathlib import Path
 from typing import Final, cast
 
+from logstore.catalog.sql_catalog import Catalog
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.log.services import Clock, RollPolicy
 from logstore.offload.tiered_copy import CopyLocation
-from logstore.ports.catalog import Catalog
 from logstore.positions import LedgerId
 from tests.driver.activity_worker import ActivityWorker
 from tests.fakes.bulk_jobs import FakeBulkJobs

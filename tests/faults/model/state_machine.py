@@ -20,7 +20,8 @@ from logstore.errors import AlreadyExists, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import AuditCause, Claim, TopicState
+from logstore.ports.catalog.deletion import AuditCause, Claim
+from logstore.ports.catalog.log import TopicState
 from logstore.positions import LedgerId, Position
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.faults.failpoint_hits import find_effect_names

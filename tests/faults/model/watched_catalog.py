@@ -12,7 +12,9 @@ from typing import Any
 
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Claim, DetachedBatch, IntentResult, Ledger, StoredCursor, Topic
+from logstore.ports.catalog.cursors import StoredCursor
+from logstore.ports.catalog.deletion import Claim, DetachedBatch, IntentResult
+from logstore.ports.catalog.log import Ledger, Topic
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog import Copy, FakeCatalog
 from tests.fakes.catalog.deletions import FakeDeletions

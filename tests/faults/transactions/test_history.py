@@ -12,7 +12,7 @@ from infra.stack import embedded_stack
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import OutcomeUnknown, RetryableError, TransactionEnded
 from logstore.log.entries import NewEntry
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.transactions.transaction_ids_and_states import BROADCASTING_STATES, TransactionState
 from tests.faults.real_world import RealWorld, WorkerProcess, wait_until_true
 from tests.faults.transactions.client_history import ClientHistory, ListRead, TransactionWrite, find_history_violations

@@ -8,7 +8,7 @@ from logstore.errors import TransactionNotOpen
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
 from logstore.log.services.segment_placement import RememberedTopicState
-from logstore.ports.catalog import BeginTransactionWrite, EndTransactionWrite
+from logstore.ports.catalog.log import BeginTransactionWrite, EndTransactionWrite
 from logstore.transactions.transaction_buffer import MarkerVerb
 from tests.faults.transactions.transaction_machine import TransactionStateMachine
 

@@ -35,7 +35,8 @@ from logstore.errors import (
 from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
-from logstore.ports.catalog import AuditCause, BeginTransactionWrite, Claim, EndTransactionWrite, Topic
+from logstore.ports.catalog.deletion import AuditCause, Claim
+from logstore.ports.catalog.log import BeginTransactionWrite, EndTransactionWrite, Topic
 from logstore.positions import Position, TopicId
 from logstore.transactions.transaction_buffer import MarkerVerb, TransactionMarker, markers_to_entries
 from logstore.transactions.transaction_ids_and_states import BROADCASTING_STATES, TransactionId, TransactionState

@@ -11,7 +11,7 @@ from kazoo.client import KazooClient
 
 from infra.coordination.zookeeper_session import EnsembleOptions
 from logstore.catalog import Database
-from logstore.catalog.ownership.fences import SqlFences
+from logstore.catalog.ownership.fences import Fences
 from tests.infra.coordination.crew import BUNDLES, Crew
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.migrated_catalogs import migrate_or_copy_catalog
@@ -52,7 +52,7 @@ def crew(ensemble: EnsembleOptions, tmp_path: Path) -> Iterator[Crew]:
     """Nobody yet."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate_or_copy_catalog(database, bundles=BUNDLES)
-    made = Crew(ensemble, SqlFences(database))
+    made = Crew(ensemble, Fences(database))
     yield made
     made.dismiss()
     database.close()

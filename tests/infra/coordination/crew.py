@@ -7,9 +7,8 @@ from infra.coordination.bundle_holdings import OwnershipObserver
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
 from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
-from logstore.catalog.ownership.fences import SqlFences
+from logstore.catalog.ownership.fences import Fences
 from logstore.ownership import BundleId, Lease
-from logstore.ports.catalog import Fences
 from tests.logstore.eventually import assert_eventually
 
 BUNDLES = 24
@@ -43,7 +42,7 @@ class Looks(OwnershipObserver):
 class Crew:
     """Workers of one ensemble and one catalog."""
 
-    def __init__(self, ensemble: EnsembleOptions, fences: SqlFences) -> None:
+    def __init__(self, ensemble: EnsembleOptions, fences: Fences) -> None:
         self.ensemble, self.fences = ensemble, fences
         self.owners: dict[str, BundleOwner] = {}
         self.sessions: dict[str, ZooKeeperSession] = {}

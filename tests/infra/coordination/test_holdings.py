@@ -8,7 +8,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.coordination.ownership_nodes import OWNERS, WORKERS, WorkerOwnershipNodes
-from logstore.catalog.ownership.fences import SqlFences
+from logstore.catalog.ownership.fences import Fences
 from logstore.errors import OutcomeUnknown, StoreUnavailable, WorkerIdTaken
 from logstore.ownership import BundleId, Lease, bundle_name
 from tests.infra.coordination.crew import BUNDLES, Crew
@@ -18,21 +18,17 @@ from tests.logstore.eventually import assert_eventually
 pytestmark = pytest.mark.external_service
 
 
-class Shaky:
+class Shaky(Fences):
     """Fences of a catalog that one worker cannot reach for a while; how many bundles there are it knows from before."""
 
-    def __init__(self, fences: SqlFences) -> None:
+    def __init__(self, fences: Fences) -> None:
+        vars(self).update(vars(fences))
         self._fences = fences
         self._told = False
         self.away = threading.Event()
         self.refusals = threading.Semaphore(0)
         self.lost_answers = 0
         self.meanwhile: list[Callable[[], object]] = []  # what happens between a raise and what follows, once each
-        self.get_fence, self.list_fences, self.require_newest_lease = (
-            fences.get_fence,
-            fences.list_fences,
-            fences.require_newest_lease,
-        )
 
     def count_bundles(self) -> int:
         if self._told:

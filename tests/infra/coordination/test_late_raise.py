@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 import pytest
 
-from logstore.catalog.ownership.fences import SqlFences
+from logstore.catalog.ownership.fences import Fences
 from logstore.ownership import BundleId, Lease
 from tests.infra.coordination.crew import BUNDLES, Crew
 from tests.infra.coordination.zookeeper import ZooKeeper
@@ -14,18 +14,13 @@ from tests.logstore.eventually import assert_eventually
 pytestmark = pytest.mark.external_service
 
 
-class Late:
+class Late(Fences):
     """Fences of a worker that is paused before it raises the first ones."""
 
-    def __init__(self, fences: SqlFences) -> None:
+    def __init__(self, fences: Fences) -> None:
+        vars(self).update(vars(fences))
         self._fences = fences
         self.asked, self.go, self.done = threading.Event(), threading.Event(), threading.Event()
-        self.get_fence, self.list_fences, self.require_newest_lease = (
-            fences.get_fence,
-            fences.list_fences,
-            fences.require_newest_lease,
-        )
-        self.count_bundles = fences.count_bundles
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
         self.asked.set()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.coordination.single_owner import SingleOwner
-from logstore.catalog import Database, SqlCatalog
+from logstore.catalog import Catalog, Database
 from logstore.errors import CatalogBusy, NotOwner
 from logstore.ownership import BundleId, Lease
 from logstore.validated_names import TopicName
@@ -16,15 +16,15 @@ _TOPIC = TopicName.parse("persistent://shop/main/orders")
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
     """A catalog of eight bundles."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate_or_copy_catalog(database, bundles=8)
-    yield SqlCatalog(database)
+    yield Catalog(database)
     database.close()
 
 
-def test_sole_owner_holds_a_lease_of_every_bundle(catalog: SqlCatalog) -> None:
+def test_sole_owner_holds_a_lease_of_every_bundle(catalog: Catalog) -> None:
     """It asks nobody: the setting says that it is alone."""
     owner = SingleOwner("w1", catalog.fences)
     owner.start()
@@ -34,7 +34,7 @@ def test_sole_owner_holds_a_lease_of_every_bundle(catalog: SqlCatalog) -> None:
     assert owner.find_owner(_TOPIC, patience_s=10) == owner.get_lease(_TOPIC)
 
 
-def test_sole_owner_started_beside_another_fences_it(catalog: SqlCatalog) -> None:
+def test_sole_owner_started_beside_another_fences_it(catalog: Catalog) -> None:
     """A second worker by mistake: the first one's leases are refused, and it sends nobody to itself."""
     first, second = SingleOwner("w1", catalog.fences), SingleOwner("w2", catalog.fences)
     first.start()
@@ -45,7 +45,7 @@ def test_sole_owner_started_beside_another_fences_it(catalog: SqlCatalog) -> Non
     assert second.find_owner(_TOPIC, patience_s=10) == second.get_lease(_TOPIC)
 
 
-def test_sole_owner_owns_nothing_once_stopped(catalog: SqlCatalog) -> None:
+def test_sole_owner_owns_nothing_once_stopped(catalog: Catalog) -> None:
     """Work in hand meets NotOwner."""
     owner = SingleOwner("w1", catalog.fences)
     owner.start()
@@ -56,9 +56,7 @@ def test_sole_owner_owns_nothing_once_stopped(catalog: SqlCatalog) -> None:
         owner.get_lease(_TOPIC)
 
 
-def test_sole_owner_asks_again_for_what_a_paused_write_holds(
-    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sole_owner_asks_again_for_what_a_paused_write_holds(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that was stopped in the middle of a write keeps nobody from starting for good."""
     raise_fences, asked = catalog.fences.raise_fences, []
 
@@ -73,14 +71,14 @@ def test_sole_owner_asks_again_for_what_a_paused_write_holds(
     assert len(owner.leases()) == 8
 
 
-def test_sole_owner_that_never_gets_all_does_not_start(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sole_owner_that_never_gets_all_does_not_start(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says which bundles, and that somebody writes."""
     monkeypatch.setattr(catalog.fences, "raise_fences", lambda bundles, worker_id: [])
     with pytest.raises(CatalogBusy, match="earlier lease"):
         SingleOwner("w1", catalog.fences).start()
 
 
-def test_sole_owner_told_to_stop_asks_no_further(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sole_owner_told_to_stop_asks_no_further(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forty attempts would be minutes in which a process told to end does not."""
     owner, asked = SingleOwner("w1", catalog.fences), []
 

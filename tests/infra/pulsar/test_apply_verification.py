@@ -20,7 +20,7 @@ from infra.pulsar.apply_verification import (
 from infra.pulsar.cluster_references import scan_references_again
 from infra.pulsar.scan_facts import ScanFact
 from infra.pulsar.znode_reads import ZnodeReader
-from logstore.ports.catalog import JournaledLedger
+from logstore.ports.catalog.reconciliation import JournaledLedger
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.rate_limiter import RateLimiter
 from tests.infra.pulsar.fake_bookie import FakeBookie, answer_with, answer_with_code, run_bookie, seal_entry

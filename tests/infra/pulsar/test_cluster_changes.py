@@ -16,7 +16,7 @@ from infra.pulsar.cluster_changes import LeasedClusterChanges, open_cluster_chan
 from infra.pulsar.cluster_lease import ClusterLease, LeaseLost
 from infra.pulsar.ledger_changes import LedgerChanges
 from logstore.errors import PreconditionFailed, RetryableError, StoreUnavailable, UnexpectedClusterState
-from logstore.ports.catalog import JournaledLedger
+from logstore.ports.catalog.reconciliation import JournaledLedger
 from logstore.ports.pulsar_cluster import Restoration
 from logstore.reconciliation.findings import Finding
 from tests.infra.coordination.zookeeper import ZooKeeper

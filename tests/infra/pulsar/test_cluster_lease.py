@@ -12,7 +12,7 @@ from infra.pulsar.cluster_lease import LEASE_PATH, ClusterLease, LeaseLost
 from infra.pulsar.ledger_changes import LedgerChanges
 from logstore.errors import PreconditionFailed, UnexpectedClusterState
 from logstore.failpoints import SimulatedCrash, arm
-from logstore.ports.catalog import JournaledLedger
+from logstore.ports.catalog.reconciliation import JournaledLedger
 from logstore.ports.pulsar_cluster import Restoration
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.pulsar.znode_names import format_ledger_path

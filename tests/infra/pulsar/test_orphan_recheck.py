@@ -9,7 +9,7 @@ from kazoo.client import KazooClient
 from infra.pulsar.orphan_recheck import OrphanRecheck
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.errors import UnexpectedClusterState
-from logstore.ports.catalog import JournaledLedger
+from logstore.ports.catalog.reconciliation import JournaledLedger
 from logstore.positions import LedgerId
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.findings import Finding, FindingKind

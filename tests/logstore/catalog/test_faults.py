@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, event, text
 
-from logstore.catalog import Database, SqlCatalog, mask_passwords, migrate_catalog
+from logstore.catalog import Catalog, Database, mask_passwords, migrate_catalog
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, OutcomeUnknown, ServiceFailed, SextonError, StoreUnavailable
 from tests.all_topics import list_all_topics
@@ -144,9 +144,9 @@ def test_sqlite_that_cannot_write_is_store_unavailable_and_recovers(
     with pytest.raises(StoreUnavailable, match=problem) as caught:
         poor.write(grow)
     _sentence(caught.value)
-    assert list_all_topics(SqlCatalog(poor).topics) == []
+    assert list_all_topics(Catalog(poor).topics) == []
     healthy.write(grow)
-    assert len(list_all_topics(SqlCatalog(poor).topics)) == 1
+    assert len(list_all_topics(Catalog(poor).topics)) == 1
 
 
 def test_write_that_dies_while_committing_is_rolled_back(url: str, connect: Connect) -> None:
@@ -274,7 +274,7 @@ def test_postgres_killed_and_back_serves_what_was_committed(own_postgres: Postgr
     """While it is down everything is StoreUnavailable; when it is back the same catalog goes on."""
     database = connect(own_postgres.url("postgres"))
     migrate_or_copy_catalog(database)
-    catalog = SqlCatalog(database)
+    catalog = Catalog(database)
     topic = catalog.topics.create_topic("persistent://a/b/c", RetentionPolicy())
     own_postgres.crash()
     try:
@@ -311,6 +311,6 @@ def test_number_that_no_database_holds_is_invalid_input(url: str, connect: Conne
 def test_text_that_postgres_cannot_hold_is_invalid_input(served: Database) -> None:
     """A character 0 in a name is bad input, not a database that is away: asking again would not help."""
     with pytest.raises(InvalidInput, match="one that the catalog can hold") as caught:
-        SqlCatalog(served).topics.create_topic("persistent://a/b/\x00", RetentionPolicy())
+        Catalog(served).topics.create_topic("persistent://a/b/\x00", RetentionPolicy())
     _sentence(caught.value)
-    assert list_all_topics(SqlCatalog(served).topics) == []
+    assert list_all_topics(Catalog(served).topics) == []

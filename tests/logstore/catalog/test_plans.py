@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy import event
 
-from logstore.catalog import Database, SqlCatalog
-from logstore.ports.catalog import AuditCause, Claim
+from logstore.catalog import Catalog, Database
+from logstore.ports.catalog.deletion import AuditCause, Claim
 from tests.migrated_catalogs import migrate_or_copy_catalog
 
 
@@ -42,7 +42,7 @@ def test_inflight_reads_only_what_is_left(tmp_path: Path) -> None:
     """Every worker asks every 15 s: it must not walk over a month of finished rows."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate_or_copy_catalog(database)
-    plan = _plans(database, SqlCatalog(database).deletions.count_undeleted_copies)
+    plan = _plans(database, Catalog(database).deletions.count_undeleted_copies)
     database.close()
     *counts, oldest, first = [line for line in plan if "pending_deletion" in line]
     how = "SEARCH pending_deletion USING COVERING INDEX pending_deletion_by_"  # of the two that begin with the state
@@ -55,7 +55,7 @@ def test_finished_deletions_of_ledgers_are_read_through_an_index(tmp_path: Path)
     """A raid asks for every ledger whose tombstone may go, beside a month of finished rows."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate_or_copy_catalog(database)
-    plan = _plan(database, lambda: SqlCatalog(database).records.list_finished_deletions(range(9)))
+    plan = _plan(database, lambda: Catalog(database).records.list_finished_deletions(range(9)))
     database.close()
     assert ["SEARCH pending_deletion USING INDEX" in line for line in plan if "pending_deletion" in line] == [True]
 
@@ -64,7 +64,7 @@ def test_sweep_with_nothing_to_do_reads_through_indexes_only(tmp_path: Path) -> 
     """Once a minute, beside a month of finished rows and every ledger there is: it must walk over none of them."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate_or_copy_catalog(database)
-    sweeps, nobody = SqlCatalog(database).upkeep, Claim(workflow_id="w", run_id="", ttl_s=1)
+    sweeps, nobody = Catalog(database).upkeep, Claim(workflow_id="w", run_id="", ttl_s=1)
     cause = AuditCause(actor="tests", reason="a test", workflow_id="w")
     plans = _plans(database, lambda: sweeps.move_abandoned_work_to_batch(batch_id="b", claim=nobody, limit=9))
     plans += _plans(database, lambda: sweeps.remove_finished_rows(older_than_s=9, limit=9, cause=cause))
@@ -77,7 +77,7 @@ def test_listing_intents_asks_of_their_own_batches_alone_whether_they_are_paused
     """However many batches an operator has paused."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate_or_copy_catalog(database)
-    plan = _plan(database, lambda: SqlCatalog(database).deletions.list_intents(None, limit=9))
+    plan = _plan(database, lambda: Catalog(database).deletions.list_intents(None, limit=9))
     database.close()
     assert [line for line in plan if line.startswith("SEARCH run USING") and "(run_id=?)" in line]
     assert not [line for line in plan if line.startswith("SCAN run")]
@@ -87,7 +87,7 @@ def test_what_waits_to_be_flushed_is_told_by_an_index(tmp_path: Path) -> None:
     """Every deletion asks it and each tombstone of a raid, however many changes of other records wait in the outbox."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate_or_copy_catalog(database)
-    catalog = SqlCatalog(database)
+    catalog = Catalog(database)
     graves = [("ledger", 1), ("ledger", 2), ("topic", 3)]
     put = "INSERT INTO tombstone (kind, id, generation, epoch, at_us, raid) VALUES (?, ?, 1, 1, 1, 'earlier')"
     database.write(lambda c: [c.exec_driver_sql(put, grave) for grave in graves])

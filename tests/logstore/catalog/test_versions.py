@@ -15,7 +15,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
-from logstore.catalog import Database, SqlCatalog, migrate_catalog, require_current_version
+from logstore.catalog import Catalog, Database, migrate_catalog, require_current_version
 from logstore.catalog.declared.catalog_tables import metadata
 from logstore.catalog.engine.catalog_version import VERSIONS, _build_alembic_config
 from logstore.deletion.retention import RetentionPolicy
@@ -82,12 +82,12 @@ def test_upgrade_repeated_keeps_everything(url: str, connect: Connect) -> None:
     """Repeating it is harmless: one catalog row, same epoch, and what was stored stays."""
     database = connect(url)
     migrate_catalog(database)
-    topic = SqlCatalog(database).topics.create_topic("persistent://a/b/c", RetentionPolicy())
-    SqlCatalog(database).ledgers.create_ledger(topic.topic_id, application="sexton")
+    topic = Catalog(database).topics.create_topic("persistent://a/b/c", RetentionPolicy())
+    Catalog(database).ledgers.create_ledger(topic.topic_id, application="sexton")
     migrate_catalog(database)
     rows = database.read(lambda connection: connection.execute(text("SELECT epoch, next_ledger_id FROM catalog")).all())
     assert rows == [(1, 1)]
-    assert list_all_topics(SqlCatalog(database).topics) == [topic]
+    assert list_all_topics(Catalog(database).topics) == [topic]
 
 
 @pytest.mark.parametrize("version", VERSIONS[:-1])
@@ -97,12 +97,12 @@ def test_upgrade_of_an_earlier_version_equals_the_models_and_keeps_rows(
     database = connect(url)
     database.create_folder()
     database.write(partial(_upgrade_to, version))
-    topic = SqlCatalog(database).topics.create_topic("persistent://a/b/c", RetentionPolicy())
+    topic = Catalog(database).topics.create_topic("persistent://a/b/c", RetentionPolicy())
     with pytest.raises(CatalogVersionMismatch, match=f"found {version}; run"):
         require_current_version(database)
     migrate_catalog(database)
     assert _differences(database) == []
-    assert list_all_topics(SqlCatalog(database).topics) == [topic]
+    assert list_all_topics(Catalog(database).topics) == [topic]
 
 
 def _upgrade_to(version: str, connection: Connection) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Self, cast
 
 from pyroaring import BitMap
 
+from logstore.catalog.delayed.delayed_index import DelayedIndex
 from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.delayed.delayed_rows import DelayedRows
@@ -19,7 +20,7 @@ from logstore.log.ledger_object_keys import segment_key
 from logstore.log.services import Clock, RollPolicy, TopicLogs
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.ports.catalog import DelayedIndex, Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.fakes.catalog import FakeCatalog
@@ -63,7 +64,7 @@ class World:
     def process(self, *, tolerance_ms: int = 0) -> Process:
         """Another process, which knows nothing."""
         clock = Clock(now_us=lambda: self.catalog.now_us, monotonic_s=lambda: self.catalog.now_us / 1e6)
-        committer = self.opened.enter_context(closing(GroupCommitter(self.catalog.commits)))
+        committer = self.opened.enter_context(closing(GroupCommitter(self.catalog.commits.commit_writes)))
         given: Any = {"ledgers": self.catalog.ledgers, "objects": self.objects, "application": "sexton", "clock": clock}
         policy = RollPolicy(max_entries=self.ledger_entries, max_size_bytes=10**15, max_age_s=10**9)
         transactions = self.catalog.transactions

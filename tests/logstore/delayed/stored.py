@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from logstore.catalog.delayed.delayed_index import DelayedIndex
 from logstore.delayed.index_buckets import IndexBucket, SealAndMergeLimits
 from logstore.delayed.services.bucket_merger import Merger
 from logstore.delayed.services.bucket_snapshots import IndexBucketSnapshots
@@ -13,7 +14,6 @@ from logstore.delayed.tracker_sources import IndexSnapshotGone
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers
-from logstore.ports.catalog import DelayedIndex
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.activities.activity_world import World, open_activity_world

@@ -19,7 +19,7 @@ from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.log.ledgers import Component, LedgerState, LedgerStatement
 from logstore.log.services.segment_reader import row_group_byte_range
-from logstore.ports.catalog import NewIndexBucket
+from logstore.ports.catalog.delayed import NewIndexBucket
 from logstore.positions import LedgerId, Position
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.component_world import World, at

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from logstore.catalog import SqlCatalog
+from logstore.catalog import Catalog
 from logstore.delayed.index_buckets import IndexBucketList
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import ledger_prefix
@@ -46,7 +46,7 @@ def _clear(topic: Stored) -> None:
 def _snapshots_left(topic: Stored) -> list[str]:
     """Objects that are of no data ledger, once a sweep has taken up what was retired and what nobody attached."""
     world = topic.world
-    impatient = SqlCatalog(world.catalog.database, registration_timeout_s=0)
+    impatient = Catalog(world.catalog.database, registration_timeout_s=0)
     impatient.upkeep.move_abandoned_work_to_batch(batch_id="sweep", claim=claim(_SWEEP), limit=100)
     run_owner_routed_activity(world.deletion.delete_chunk, make_chunk_input(batch_id="sweep"), workflow_id=_SWEEP)
     data = [ledger_prefix(one.ledger_id) for one in world.catalog.ledgers.list_ledgers(topic.topic_id)]

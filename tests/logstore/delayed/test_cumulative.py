@@ -13,7 +13,7 @@ from logstore.delayed.services.consumers import Consumer
 from logstore.errors import AcknowledgementStale, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import arm
 from logstore.log.entries import Entry
-from logstore.ports.catalog import AcknowledgeResult
+from logstore.ports.catalog.log import AcknowledgeResult
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.logstore.delayed.delivering import World

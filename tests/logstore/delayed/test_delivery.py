@@ -13,7 +13,7 @@ from logstore.delayed.services.subscription_log_reader import MAX_REPLAY_MESSAGE
 from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.log.entries import Entry
 from logstore.log.services.log_end_watch import Watch
-from logstore.ports.catalog import Frontier
+from logstore.ports.catalog.transactions import Frontier
 from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.delayed.delivering import World

@@ -16,7 +16,7 @@ from logstore.delayed.snapshot_file import IndexSnapshotWriter
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import segment_key
-from logstore.ports.catalog import IndexBucketSwitch
+from logstore.ports.catalog.delayed import IndexBucketSwitch
 from logstore.positions import LedgerId, Position
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.delayed.stored import HOUR_MS, Stored, processed, stored

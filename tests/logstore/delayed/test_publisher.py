@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from logstore.catalog import SqlCatalog
+from logstore.catalog import Catalog
 from logstore.delayed.index_build_job import BuiltIndexFiles
 from logstore.errors import CorruptData, PreconditionFailed, StoreUnavailable
-from logstore.ports.catalog import Claim
+from logstore.ports.catalog.deletion import Claim
 from logstore.positions import TopicId
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.delayed.stored import Stored, stored
@@ -71,7 +71,7 @@ def test_snapshots_that_are_taken_for_abandoned_meanwhile_are_stored_again(
     """Storage was slow, and a trim came. Nothing newer is listed, so the build is not superseded but tried again."""
     before, built = topic.index.get_bucket_list(topic.topic_id), built_of(topic, files)
     publisher = topic.world.log.delayed.publisher
-    impatient = SqlCatalog(topic.world.catalog.database, registration_timeout_s=0)
+    impatient = Catalog(topic.world.catalog.database, registration_timeout_s=0)
 
     def trim() -> None:
         impatient.upkeep.move_abandoned_work_to_batch(

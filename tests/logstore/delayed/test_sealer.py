@@ -12,7 +12,9 @@ from logstore.errors import CorruptData, MissingData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
-from logstore.ports.catalog import BeginTransactionWrite, Claim, EndTransactionWrite, IndexBucketSwitch
+from logstore.ports.catalog.delayed import IndexBucketSwitch
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.log import BeginTransactionWrite, EndTransactionWrite
 from logstore.positions import EARLIEST, LedgerId, Position
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation

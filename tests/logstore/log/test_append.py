@@ -7,7 +7,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import LedgerStatement
 from logstore.log.services import AppendResult, TopicLogs
-from logstore.ports.catalog import TopicState
+from logstore.ports.catalog.log import TopicState
 from logstore.positions import LedgerId, Position
 from tests.logstore.builders import OWNER
 from tests.logstore.log.world import World, numbered, plain

@@ -9,7 +9,7 @@ import pytest
 
 from logstore.errors import StoreUnavailable
 from logstore.log.services.log_end_watch import LogEndPoller, Watch
-from logstore.ports.catalog import Ledger
+from logstore.ports.catalog.log import Ledger
 from logstore.positions import TopicId
 from tests.logstore.eventually import assert_eventually
 from tests.logstore.log.world import World, plain

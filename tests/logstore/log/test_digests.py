@@ -17,7 +17,7 @@ from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import CopyKind
 from logstore.log.segment_format import COLUMNS, decode_segment, digest_footer
 from logstore.log.services.segment_reader import read_columns
-from logstore.ports.catalog import OffloadStartOutcome
+from logstore.ports.catalog.offload import OffloadStartOutcome
 from logstore.ports.object_storage import ObjectInfo
 from logstore.positions import LedgerId
 from logstore.records.services import upload_reader

@@ -10,7 +10,7 @@ from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import CatalogBusy, OutcomeUnknown, PreconditionFailed, SextonError, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.log.services import TopicLogs
-from logstore.ports.catalog import TopicState
+from logstore.ports.catalog.log import TopicState
 from logstore.positions import LedgerId
 from tests.fakes.catalog import Misfortune, Moment
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation

@@ -18,7 +18,7 @@ from logstore.errors import (
 )
 from logstore.failpoints import SimulatedCrash
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.ports.catalog import (
+from logstore.ports.catalog.log import (
     AcknowledgeWrite,
     GroupCommitResult,
     GroupCommitWrite,
@@ -77,7 +77,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 def test_group_commit_idle_writer_commits_at_once() -> None:
     """A lone write waits for no company and no timer."""
     commits = _Commits()
-    with closing(GroupCommitter(commits)) as committer:
+    with closing(GroupCommitter(commits.commit_writes)) as committer:
         assert [committer.commit_write(_write(number)).first_entry for number in range(3)] == [0, 1, 2]
     assert commits.batches == [[0], [1], [2]]
 
@@ -85,7 +85,7 @@ def test_group_commit_idle_writer_commits_at_once() -> None:
 def test_group_commit_what_waits_goes_together_and_in_order() -> None:
     """Everything queued while one commit runs is the next one."""
     commits = _Commits()
-    with closing(GroupCommitter(commits)) as committer:
+    with closing(GroupCommitter(commits.commit_writes)) as committer:
         futures = _held_up(commits, committer, range(1, 100))
         assert [future.result(10).first_entry for future in futures] == list(range(100))
     assert commits.batches == [[0], list(range(1, 100))]
@@ -94,7 +94,7 @@ def test_group_commit_what_waits_goes_together_and_in_order() -> None:
 def test_group_commit_many_threads_each_get_their_own_answer(threads: ThreadPoolExecutor) -> None:
     """Whoever was merged with whom, nobody reads another's result."""
     commits = _Commits()
-    with closing(GroupCommitter(commits, capacity=16)) as committer:
+    with closing(GroupCommitter(commits.commit_writes, capacity=16)) as committer:
         found = list(threads.map(lambda number: committer.commit_write(_write(number)).first_entry, range(2000)))
     assert found == list(range(2000))
     assert sum(map(len, commits.batches)) == 2000
@@ -105,7 +105,7 @@ def test_group_commit_refused_item_fails_alone() -> None:
     """An error that answers one write disturbs no other."""
     refused = LedgerFenced("planned")
     commits = _Commits(lambda numbers: [refused if number == 2 else _registered(number) for number in numbers])
-    with closing(GroupCommitter(commits)) as committer:
+    with closing(GroupCommitter(commits.commit_writes)) as committer:
         futures = _held_up(commits, committer, [1, 2, 3])
         assert futures[2].exception(10) is refused
         assert [futures[at].result(10).first_entry for at in (0, 1, 3)] == [0, 1, 3]
@@ -121,7 +121,7 @@ def test_group_commit_item_that_breaks_the_whole_is_taken_out_and_tried_alone(er
             raise error
 
     commits = _Commits(rule)
-    with closing(GroupCommitter(commits)) as committer:
+    with closing(GroupCommitter(commits.commit_writes)) as committer:
         futures = _held_up(commits, committer, [1, 2, 3])
         assert futures[2].exception(10) is error
         assert [futures[at].result(10).first_entry for at in (0, 1, 3)] == [0, 1, 3]
@@ -136,7 +136,7 @@ def test_group_commit_contended_catalog_is_not_asked_once_for_every_item() -> No
             raise CatalogBusy("planned")
 
     commits = _Commits(rule)
-    with closing(GroupCommitter(commits)) as committer:
+    with closing(GroupCommitter(commits.commit_writes)) as committer:
         futures = _held_up(commits, committer, [1, 2, 3])
         assert all(isinstance(future.exception(10), CatalogBusy) for future in futures[1:])
     assert commits.batches == [[0], [1, 2, 3]]
@@ -147,7 +147,7 @@ def test_group_commit_runs_in_the_context_of_who_submitted() -> None:
     speaker: ContextVar[str] = ContextVar("speaker", default="nobody")
     heard: list[str] = []
     commits = _Commits(lambda _: heard.append(speaker.get()))
-    with closing(GroupCommitter(commits)) as committer:
+    with closing(GroupCommitter(commits.commit_writes)) as committer:
         speaker.set("append")
         committer.commit_write(_write(0))
     assert heard == ["append"]
@@ -161,7 +161,7 @@ def test_group_commit_absent_catalog_is_not_asked_once_for_every_item() -> None:
             raise StoreUnavailable("planned")
 
     commits = _Commits(rule)
-    with closing(GroupCommitter(commits)) as committer:
+    with closing(GroupCommitter(commits.commit_writes)) as committer:
         futures = _held_up(commits, committer, range(1, 1000))
         assert all(isinstance(future.exception(10), StoreUnavailable) for future in futures[1:])
     assert commits.batches[2:] == [[1], [2]]
@@ -175,7 +175,7 @@ def test_group_commit_unknown_outcome_is_answered_to_every_item_and_not_tried_ag
             raise OutcomeUnknown("planned")
 
     commits = _Commits(rule)
-    with closing(GroupCommitter(commits)) as committer:
+    with closing(GroupCommitter(commits.commit_writes)) as committer:
         futures = _held_up(commits, committer, [1, 2, 3])
         errors = [future.exception(10) for future in futures[1:]]
         assert [type(error) for error in errors] == [OutcomeUnknown] * 3
@@ -193,7 +193,7 @@ def test_group_commit_unknown_outcome_of_an_item_tried_alone_is_its_own() -> Non
             raise OutcomeUnknown("planned")
 
     commits = _Commits(rule)
-    with closing(GroupCommitter(commits)) as committer:
+    with closing(GroupCommitter(commits.commit_writes)) as committer:
         futures = _held_up(commits, committer, [1, 2, 3])
         assert isinstance(futures[2].exception(10), OutcomeUnknown)
         assert futures[3].result(10).first_entry == 3
@@ -202,7 +202,7 @@ def test_group_commit_unknown_outcome_of_an_item_tried_alone_is_its_own() -> Non
 def test_group_commit_answers_of_another_number_are_an_unknown_outcome() -> None:
     """An adapter that loses count never lets one write take another's answer."""
     commits = _Commits(lambda numbers: [_registered(0)] if len(numbers) > 1 else None)
-    with closing(GroupCommitter(commits)) as committer:
+    with closing(GroupCommitter(commits.commit_writes)) as committer:
         futures = _held_up(commits, committer, [1, 2])
         assert all(isinstance(future.exception(10), OutcomeUnknown) for future in futures[1:])
 
@@ -210,7 +210,7 @@ def test_group_commit_answers_of_another_number_are_an_unknown_outcome() -> None
 def test_group_commit_close_commits_what_waits_and_refuses_what_comes() -> None:
     """Nothing that was taken is dropped; a late caller reads why and may try another process."""
     commits = _Commits()
-    committer = GroupCommitter(commits)
+    committer = GroupCommitter(commits.commit_writes)
     futures = _held_up(commits, committer, [1, 2, 3])
     committer.close()
     assert [future.result(0).first_entry for future in futures] == [0, 1, 2, 3]
@@ -228,7 +228,7 @@ def test_group_commit_dying_writer_leaves_no_future_hanging(death: BaseException
             raise death
 
     commits = _Commits(rule)
-    committer = GroupCommitter(commits, capacity=2)
+    committer = GroupCommitter(commits.commit_writes, capacity=2)
     commits.may_go.clear()
     first = committer.submit(_write(0))
     assert_eventually(lambda: commits.batches == [[0]])
@@ -252,7 +252,7 @@ def test_group_commit_dying_writer_answers_what_was_not_tried() -> None:
 
     late: list[Future[RegisterSegmentResult]] = []
     commits._rule = rule
-    committer = GroupCommitter(commits)
+    committer = GroupCommitter(commits.commit_writes)
     assert isinstance(committer.submit(_write(0)).exception(10), SimulatedCrash)
     assert_eventually(late[0].done)
     assert isinstance(late[0].exception(0), StoreUnavailable)
@@ -261,7 +261,7 @@ def test_group_commit_dying_writer_answers_what_was_not_tried() -> None:
 def test_group_commit_full_queue_makes_submitters_wait_and_then_tells_them() -> None:
     """Memory is bounded: without room within the patience nothing is queued."""
     commits = _Commits()
-    with closing(GroupCommitter(commits, capacity=2, patience_s=0.05)) as committer:
+    with closing(GroupCommitter(commits.commit_writes, capacity=2, patience_s=0.05)) as committer:
         commits.may_go.clear()
         futures = [committer.submit(_write(0))]
         assert_eventually(lambda: commits.batches == [[0]])
@@ -275,7 +275,7 @@ def test_group_commit_full_queue_makes_submitters_wait_and_then_tells_them() -> 
 def test_group_commit_full_queue_lets_a_submitter_in_when_there_is_room(threads: ThreadPoolExecutor) -> None:
     """Backpressure, not refusal, as long as the writer moves."""
     commits = _Commits()
-    with closing(GroupCommitter(commits, capacity=1)) as committer:
+    with closing(GroupCommitter(commits.commit_writes, capacity=1)) as committer:
         found = list(threads.map(lambda number: committer.commit_write(_write(number)).first_entry, range(200)))
     assert found == list(range(200))
 
@@ -283,7 +283,7 @@ def test_group_commit_full_queue_lets_a_submitter_in_when_there_is_room(threads:
 def test_group_commit_close_frees_submitters_that_wait_for_room(threads: ThreadPoolExecutor) -> None:
     """A shutdown waits for no queue."""
     commits = _Commits()
-    committer = GroupCommitter(commits, capacity=1)
+    committer = GroupCommitter(commits.commit_writes, capacity=1)
     commits.may_go.clear()
     committer.submit(_write(0))
     assert_eventually(lambda: commits.batches == [[0]])
@@ -301,7 +301,7 @@ def test_group_commit_close_frees_submitters_that_wait_for_room(threads: ThreadP
 def test_group_commit_write_out_of_time_before_its_turn_is_taken_back() -> None:
     """Busy means that nothing happened: the write can never land later."""
     commits = _Commits()
-    with closing(GroupCommitter(commits)) as committer:
+    with closing(GroupCommitter(commits.commit_writes)) as committer:
         commits.may_go.clear()
         first = committer.submit(_write(0))
         assert_eventually(lambda: commits.batches == [[0]])
@@ -315,7 +315,7 @@ def test_group_commit_write_out_of_time_before_its_turn_is_taken_back() -> None:
 def test_group_commit_write_out_of_time_while_it_is_committed_has_an_unknown_outcome() -> None:
     """It may land after its caller has left."""
     commits = _Commits()
-    with closing(GroupCommitter(commits)) as committer:
+    with closing(GroupCommitter(commits.commit_writes)) as committer:
         commits.may_go.clear()
         with pytest.raises(OutcomeUnknown, match="no answer within"):
             committer.commit_write(_write(0), timeout_s=0.2)
@@ -332,7 +332,7 @@ def test_group_commit_different_writes_travel_together() -> None:
             seen.extend(writes)
             return [ProducerFenced("planned") for _ in writes]
 
-    with closing(GroupCommitter(Mixed())) as committer:
+    with closing(GroupCommitter(Mixed().commit_writes)) as committer:
         ack = AcknowledgeWrite(topic_id=TopicId(1), subscription="s")
         for future in (committer.submit(ack), committer.submit(_write(0))):
             error = future.exception(10)

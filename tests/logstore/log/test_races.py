@@ -22,7 +22,7 @@ from logstore.log.ledgers import LedgerState
 from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD
 from logstore.log.services import TopicLogs
 from logstore.log.services.segment_placement import PlacementAttempts
-from logstore.ports.catalog import (
+from logstore.ports.catalog.log import (
     GroupCommitResult,
     GroupCommitWrite,
     Ledger,

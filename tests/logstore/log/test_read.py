@@ -16,7 +16,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.segment_format import encode_segment
 from logstore.log.services import RollPolicy, TopicLogs
-from logstore.ports.catalog import Ledger, Segment
+from logstore.ports.catalog.log import Ledger, Segment
 from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.log.world import World, once, plain

@@ -16,7 +16,8 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.services import RollPolicy, TopicLogs
 from logstore.log.services.read_cache import ReadCache
-from logstore.ports.catalog import Frontier, Segment
+from logstore.ports.catalog.log import Segment
+from logstore.ports.catalog.transactions import Frontier
 from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.log.world import World, plain

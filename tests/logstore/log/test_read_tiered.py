@@ -14,7 +14,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.log.ledgers import CopyKind
 from logstore.log.services.segment_sources import TieredCopyFinder, TieredCopyScan
-from logstore.ports.catalog import AuditCause, Claim
+from logstore.ports.catalog.deletion import AuditCause, Claim
 from logstore.positions import LedgerId, Position
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.log.world import once

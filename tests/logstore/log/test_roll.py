@@ -6,7 +6,7 @@ from logstore.errors import CatalogBusy, PreconditionFailed
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import LedgerState
 from logstore.log.services import RollPolicy, RollResult, TopicLogs
-from logstore.ports.catalog import TopicState
+from logstore.ports.catalog.log import TopicState
 from logstore.positions import LedgerId, Position
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.builders import OWNER

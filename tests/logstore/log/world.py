@@ -11,7 +11,7 @@ from logstore.log.entries import Entry, NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.services import Clock, RollPolicy, TopicLogs
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.ports.object_storage import ObjectStore
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.object_store import FakeObjectStore
@@ -35,7 +35,7 @@ class World:
 
     def process(self, policy: RollPolicy = NEVER, *, objects: ObjectStore | None = None, **options: Any) -> TopicLogs:
         """Another process, with a writer and hints of its own."""
-        committer = self._processes.enter_context(closing(GroupCommitter(self.catalog.commits)))
+        committer = self._processes.enter_context(closing(GroupCommitter(self.catalog.commits.commit_writes)))
         clock = Clock(now_us=lambda: self.catalog.now_us, monotonic_s=self._monotonic_s, sleep=self._sleep)
         return self._processes.enter_context(
             closing(

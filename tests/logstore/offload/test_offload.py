@@ -31,7 +31,7 @@ from logstore.offload.tiered_copy import (
     index_key,
     upload_requests_end_us,
 )
-from logstore.ports.catalog import OffloadStartOutcome, PublishedTieredCopy, ReadableCopies
+from logstore.ports.catalog.offload import OffloadStartOutcome, PublishedTieredCopy, ReadableCopies
 from logstore.positions import LedgerId
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.offload.offloading import METADATA, UUID, Offloading

@@ -10,7 +10,7 @@ from logstore.errors import CatalogMismatch, StoreUnavailable
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
-from logstore.ports.catalog import OrphanCopy
+from logstore.ports.catalog.reconciliation import OrphanCopy
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.services import orphan_inspection

@@ -11,7 +11,7 @@ from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
 from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
 from logstore.log.services.segment_reader import SegmentGone
 from logstore.offload.tiered_copy import RowGroupEntries, TieredIndex, data_key, index_key
-from logstore.ports.catalog import Segment
+from logstore.ports.catalog.log import Segment
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.services.scrub_checks import find_damage, require_undamaged_copy, require_undamaged_segment

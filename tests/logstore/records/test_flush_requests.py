@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from logstore.catalog.records.outbox import RecordOutbox
 from logstore.errors import CatalogBusy, StoreUnavailable
-from logstore.ports.catalog import RecordOutbox
 from logstore.records.services.shared_flushes import SharedFlushes
 
 

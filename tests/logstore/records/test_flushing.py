@@ -16,7 +16,7 @@ from logstore.errors import (
     UploadUnproven,
 )
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
-from logstore.ports.catalog import RecordLogState
+from logstore.ports.catalog.records import RecordLogState
 from logstore.positions import LedgerId
 from logstore.records.manifest import BLOCK_PREFIX, ID_HEADROOM, MANIFEST_PREFIX, IdCeilings
 from logstore.records.record_kinds import RecordKind

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.catalog.records.tombstone_rows import SqlTombstones
+from logstore.catalog.records.tombstone_rows import Tombstones
 from logstore.errors import CatalogAdopting, CatalogMismatch, CorruptData, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
-from logstore.ports.catalog import TombstonedRecordId
+from logstore.ports.catalog.records import TombstonedRecordId
 from logstore.positions import LedgerId
 from logstore.records.job_results import ReplicaAwaitedByRaid
 from logstore.records.manifest import BLOCK_PREFIX, Block
@@ -466,7 +466,7 @@ def test_attempt_that_was_thought_dead_removes_nothing_that_the_next_one_has_mar
     tombstones = world.catalog.tombstones
     unmark = type(tombstones).unmark_raid_candidates
 
-    def paused(port: SqlTombstones, run_id: str, record_ids: Collection[TombstonedRecordId]) -> None:
+    def paused(port: Tombstones, run_id: str, record_ids: Collection[TombstonedRecordId]) -> None:
         unmark(port, run_id, record_ids)
         before_us = world.catalog.records.read_state().now_us
         tombstones.mark_raid_candidates(raid_marks_name("raid", 2), before_us=before_us, after=None, limit=10)

@@ -10,7 +10,8 @@ from logstore import failpoints
 from logstore.errors import AcknowledgementHeld, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import AuditCause, BeginTransactionWrite, Claim, EndTransactionWrite
+from logstore.ports.catalog.deletion import AuditCause, Claim
+from logstore.ports.catalog.log import BeginTransactionWrite, EndTransactionWrite
 from logstore.positions import TopicId
 from logstore.transactions.buffer_serialization import pack_buffer, unpack_buffer
 from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots

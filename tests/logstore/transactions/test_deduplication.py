@@ -9,7 +9,7 @@ from logstore.errors import SequenceHeld, SextonError
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
 from logstore.log.services.segment_placement import RememberedTopicState
-from logstore.ports.catalog import EndTransactionWrite
+from logstore.ports.catalog.log import EndTransactionWrite
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.logstore.transactions.histories import History, open_history
 

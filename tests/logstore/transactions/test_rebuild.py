@@ -11,7 +11,7 @@ from pyroaring import BitMap
 
 from logstore.errors import CorruptData, MissingData, StoreUnavailable
 from logstore.log.ledger_object_keys import segment_key
-from logstore.ports.catalog import Ledger
+from logstore.ports.catalog.log import Ledger
 from logstore.positions import LedgerId, TopicId
 from logstore.transactions.transaction_buffer import TransactionBuffer
 from logstore.transactions.transaction_ids_and_states import TransactionId

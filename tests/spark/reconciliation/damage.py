@@ -25,7 +25,9 @@ from logstore.log.segment_metadata import EXTENT_FIELD, RegisteredLedgerExtent
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, OneEntryLedgerDraft
 from logstore.log.services.segment_registration import upload_confirmation
 from logstore.offload.tiered_copy import CopyLengths, data_key, index_key
-from logstore.ports.catalog import CursorSnapshotCondition, IndexBucketSwitch, NewIndexBucket, Topic
+from logstore.ports.catalog.cursors import CursorSnapshotCondition
+from logstore.ports.catalog.delayed import IndexBucketSwitch, NewIndexBucket
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, Position
 from logstore.reconciliation.findings import FindingKind
 from logstore.retrying_clock import Clock

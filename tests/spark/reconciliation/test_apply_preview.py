@@ -19,7 +19,8 @@ from logstore.deletion.intents import Outcome
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerStatement
 from logstore.offload.tiered_copy import data_key
-from logstore.ports.catalog import Claim, IntentResult, RunKind
+from logstore.ports.catalog.deletion import Claim, IntentResult
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.positions import LedgerId, Position
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary, VerifyFindingsJob

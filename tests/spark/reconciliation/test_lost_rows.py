@@ -21,7 +21,7 @@ from logstore.catalog import tables as t
 from logstore.errors import CorruptData, PreconditionFailed
 from logstore.log.ledger_object_keys import segment_key
 from logstore.offload.tiered_copy import data_key, index_key
-from logstore.ports.catalog import BufferSnapshotReplacement
+from logstore.ports.catalog.transactions import BufferSnapshotReplacement
 from logstore.positions import EARLIEST, LedgerId, Position
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     CompareStorageWithCatalogJob,

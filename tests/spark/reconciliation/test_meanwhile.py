@@ -7,7 +7,8 @@ import pytest
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import AuditCause, Claim, IntentResult, Topic
+from logstore.ports.catalog.deletion import AuditCause, Claim, IntentResult
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId
 from tests.spark.reconciliation.conftest import Plan
 from tests.spark.reconciliation.damage import Damaged

@@ -16,13 +16,12 @@ from sqlalchemy import Connection, Table, delete, insert, select, text, update
 
 from logstore.catalog import Database
 from logstore.catalog import tables as t
-from logstore.catalog.records.outbox import SqlRecordOutbox
-from logstore.catalog.records.rebuild_loading import SqlRebuildDatabase
+from logstore.catalog.records.outbox import RecordOutbox
+from logstore.catalog.records.rebuild_loading import RebuildDatabase
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, marker_content
 from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
 from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket
-from logstore.ports.catalog.catalog_rebuild import RebuiltCatalogStart
-from logstore.ports.catalog.record_log import RecordOutbox
+from logstore.ports.catalog.records import RebuiltCatalogStart
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.manifest import IdCeilings, Manifest
 from logstore.records.rebuild_job import LOAD_ORDER, RebuildId, RowFilesFolder, WriteCatalogRowsJob
@@ -121,7 +120,7 @@ class LostWorld:
         self.database = Database(self.url)
         migrate_or_copy_catalog(self.database)
         self.do(lambda c: c.execute(update(t.catalog).values(catalog_id=CATALOG_ID, next_ledger_id=500)))
-        self.records = SqlRecordOutbox(self.database)
+        self.records = RecordOutbox(self.database)
         self.log = RecordLog(self.own())
         self.number = 0
 
@@ -168,7 +167,7 @@ class LostWorld:
 
     def rebuild(self, url: str, folder: Path) -> BulkJobSummary:
         summary = self.rebuild_rows(folder)
-        SqlRebuildDatabase(url).load_rows(self.load_of(url, summary), RowFilesFolder(folder), lambda: None)
+        RebuildDatabase(url).load_rows(self.load_of(url, summary), RowFilesFolder(folder), lambda: None)
         return summary
 
 

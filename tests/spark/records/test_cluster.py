@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from logstore.catalog import Database
-from logstore.catalog.records.outbox import SqlRecordOutbox
-from logstore.catalog.records.rebuild_loading import SqlRebuildDatabase
+from logstore.catalog.records.outbox import RecordOutbox
+from logstore.catalog.records.rebuild_loading import RebuildDatabase
 from logstore.identity.bucket_markers import BucketRole
 from logstore.records.rebuild_job import RowFilesFolder, WriteCatalogRowsJob
 from logstore.records.services.record_log import RecordLog
@@ -32,7 +32,7 @@ def test_rebuild_on_a_standalone_cluster_is_exact(settings: Settings, warm: Warm
     database = Database(settings.database_url)
     database.write(lambda connection: Filling(connection).all())
     with open_log_store(settings) as log:
-        manifest = flush_all(SqlRecordOutbox(database), RecordLog(log.record_objects), ceiling=1_000_000)
+        manifest = flush_all(RecordOutbox(database), RecordLog(log.record_objects), ceiling=1_000_000)
     database.close()
     job = WriteCatalogRowsJob(run_id="rebuild", catalog_id=CATALOG_ID, manifest=manifest.number)
     mains = record_log_job_mains(executor_bucket_address(settings, BucketRole.RECORDS, settings.records_bucket))
@@ -49,7 +49,7 @@ def test_rebuild_on_a_standalone_cluster_is_exact(settings: Settings, warm: Warm
         finally:
             session.close()
     target = f"sqlite:///{tmp_path / 'rebuilt.db'}"
-    SqlRebuildDatabase(target).load_rows(
+    RebuildDatabase(target).load_rows(
         load_from(manifest, target, summary), RowFilesFolder(Path(summary.folder)), lambda: None
     )
     assert dump(target) == dump(settings.database_url)

@@ -10,7 +10,7 @@ from sqlalchemy import delete, insert, select, text, update
 
 from logstore.catalog import Database
 from logstore.catalog import tables as t
-from logstore.catalog.records.rebuild_loading import SqlRebuildDatabase
+from logstore.catalog.records.rebuild_loading import RebuildDatabase
 from logstore.catalog.records.tombstone_rows import insert_ledger_tombstones, insert_topic_tombstone
 from logstore.cursors.cursor_state import RELEASES_PER_EPOCH
 from logstore.errors import CorruptData, MissingData, PreconditionFailed, Unsupported
@@ -84,7 +84,7 @@ def test_rebuilt_catalog_is_the_same_one_in_a_new_epoch_and_not_ready(
         "above every count of the first epoch"
     )
     assert state.outbox_changes == 0
-    assert SqlRebuildDatabase(target).read_target().rebuild == load.rebuild
+    assert RebuildDatabase(target).read_target().rebuild == load.rebuild
     assert _rows(target, "SELECT role, bucket FROM bucket_marker") == [("records", "records")]
     assert _rows(target, "SELECT count(*), min(next_sequence) FROM transaction_coordinator") == [
         (MAX_COORDINATORS, 7_000)
@@ -92,11 +92,11 @@ def test_rebuilt_catalog_is_the_same_one_in_a_new_epoch_and_not_ready(
 
 
 def _state(url: str) -> Any:
-    from logstore.catalog.records.outbox import SqlRecordOutbox  # noqa: PLC0415
+    from logstore.catalog.records.outbox import RecordOutbox  # noqa: PLC0415
 
     database = Database(url)
     try:
-        return SqlRecordOutbox(database).read_state()
+        return RecordOutbox(database).read_state()
     finally:
         database.close()
 
@@ -295,20 +295,20 @@ def test_load_that_dies_leaves_nothing_and_a_second_one_completes(lost: LostWorl
         for moment in ("before", "after"):
             arm(f"{name}.{moment}", "crash")
             try:
-                SqlRebuildDatabase(target).load_rows(load, files, lambda: None)
+                RebuildDatabase(target).load_rows(load, files, lambda: None)
             except SimulatedCrash:
                 deaths += 1
-                assert SqlRebuildDatabase(target).read_target().rebuild in {"", load.rebuild}
+                assert RebuildDatabase(target).read_target().rebuild in {"", load.rebuild}
     assert deaths >= 2
-    SqlRebuildDatabase(target).load_rows(load, files, lambda: None)
+    RebuildDatabase(target).load_rows(load, files, lambda: None)
     assert dump(target) == dump(lost.url)
     if target.startswith("sqlite"):
         assert [path.name for path in Path(target.removeprefix("sqlite:///")).parent.iterdir()] == ["catalog.db"]
     with pytest.raises(PreconditionFailed):
-        SqlRebuildDatabase(target).load_rows(replace(load, rebuild=f"{load.rebuild[:-8]}00000000"), files, lambda: None)
-    SqlRebuildDatabase(target).end_rebuild(load.rebuild)
+        RebuildDatabase(target).load_rows(replace(load, rebuild=f"{load.rebuild[:-8]}00000000"), files, lambda: None)
+    RebuildDatabase(target).end_rebuild(load.rebuild)
     with pytest.raises(PreconditionFailed, match="expected an empty one"):
-        SqlRebuildDatabase(target).read_target()
+        RebuildDatabase(target).read_target()
 
 
 def test_load_that_is_cancelled_leaves_nothing(lost: LostWorld, target: str, tmp_path: Path) -> None:
@@ -320,5 +320,5 @@ def test_load_that_is_cancelled_leaves_nothing(lost: LostWorld, target: str, tmp
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        SqlRebuildDatabase(target).load_rows(lost.load_of(target, summary), RowFilesFolder(tmp_path / "rows"), cancel)
-    assert SqlRebuildDatabase(target).read_target().rebuild == ""
+        RebuildDatabase(target).load_rows(lost.load_of(target, summary), RowFilesFolder(tmp_path / "rows"), cancel)
+    assert RebuildDatabase(target).read_target().rebuild == ""

@@ -9,7 +9,8 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import UploadUnproven
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
-from logstore.ports.catalog import AuditCause, BeginTransactionWrite, Claim, EndTransactionWrite, Topic
+from logstore.ports.catalog.deletion import AuditCause, Claim
+from logstore.ports.catalog.log import BeginTransactionWrite, EndTransactionWrite, Topic
 from logstore.positions import TopicId
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.transactions.buffer_serialization import BufferFiles, BuildTransactionBuffersJob

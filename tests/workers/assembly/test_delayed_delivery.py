@@ -9,7 +9,7 @@ from logstore.delayed.services.consumers import Consumer, MessageDelivery
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import Position
 from logstore.retrying_clock import Clock
 from workers.assembly.log_store import LogStore

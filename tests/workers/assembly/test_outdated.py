@@ -22,7 +22,7 @@ from logstore.errors import CatalogOutdated
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.offload.tiered_copy import CopyLocation
-from logstore.ports.catalog import AuditCause, Claim
+from logstore.ports.catalog.deletion import AuditCause, Claim
 from logstore.positions import LedgerId
 from logstore.records.services.flusher import Flusher
 from logstore.records.services.record_log import RecordLog

@@ -13,7 +13,8 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
-from logstore.ports.catalog import AuditCause, Claim, Topic
+from logstore.ports.catalog.deletion import AuditCause, Claim
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId
 from workers.assembly.log_store import LogStore
 from workers.assembly.log_store_from_settings import open_log_store

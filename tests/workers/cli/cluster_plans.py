@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from activities.reconciliation.finding_fates import page_fate_files
-from logstore.ports.catalog import Claim, RunKind
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.pulsar.plan_jobs import NO_OFFLOAD_BUCKET
 from logstore.reconciliation.finding_files import FateOfFinding, FindingFiles, findings_to_table
 from logstore.reconciliation.findings import (

@@ -18,23 +18,21 @@ from logstore.log.entries import Entry, NewEntry, ProducedEntries
 from logstore.log.ledgers import Component, CopyKind, LedgerState
 from logstore.log.services.batched_appends import AppendResult
 from logstore.log.services.ledger_roll import RollResult
-from logstore.ports.catalog import (
+from logstore.ports.catalog.delayed import UnsealedEntryCounts
+from logstore.ports.catalog.deletion import SweepBacklogCounts, TopicContentCounts, UndeletedCopyCounts
+from logstore.ports.catalog.log import (
     AcknowledgeResult,
     AcknowledgeWrite,
     Ledger,
     SchemaVersion,
     SubscriptionSummary,
-    SweepBacklogCounts,
-    Tombstone,
     Topic,
-    TopicContentCounts,
     TopicLedgerTotals,
     TopicState,
     TopicSummary,
     TopicSummaryPage,
-    UndeletedCopyCounts,
-    UnsealedEntryCounts,
 )
+from logstore.ports.catalog.records import Tombstone
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.records.record_kinds import RecordKind
 from logstore.records.tombstone_rules import CompoundOperation

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from logstore.ports.catalog import Claim, JournaledLedger, JournaledRemoval, RunKind
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.reconciliation import JournaledLedger, JournaledRemoval, RunKind
 from logstore.pulsar.znode_names import format_ledger_path
 from logstore.reconciliation.finding_files import FateOfFinding
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate

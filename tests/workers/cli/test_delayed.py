@@ -7,7 +7,7 @@ import pytest
 
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.index_buckets import IndexBucket, IndexBucketList
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, Position
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS_TOPIC, FakeCommandServices, FakeJobHandle

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.validated_names import TopicName
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS_TOPIC, FakeCommandServices, FakeJobHandle

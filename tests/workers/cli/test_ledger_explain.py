@@ -15,7 +15,7 @@ from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import CopyKind
 from logstore.log.segment_metadata import sha256_hex
 from logstore.ownership import BundleId, bundle_name, bundle_of_topic
-from logstore.ports.catalog import AuditCause
+from logstore.ports.catalog.deletion import AuditCause
 from logstore.positions import LedgerId
 from logstore.validated_names import TopicName
 from tests.activities.activity_world import (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from logstore.errors import PreconditionFailed, UnknownObject
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, TopicId
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices, FakeJobHandle

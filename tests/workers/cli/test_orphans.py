@@ -13,7 +13,8 @@ import pytest
 
 from activities.reconciliation.apply_preview import ApplyPreview, ApplyPreviewResult
 from logstore.errors import PreconditionFailed
-from logstore.ports.catalog import Claim, RunKind
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.positions import LedgerId
 from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles, findings_to_table
 from logstore.reconciliation.findings import (

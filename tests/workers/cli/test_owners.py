@@ -16,11 +16,11 @@ from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions
 from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, WorkerOwnershipNodes
 from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
-from logstore.catalog import Database, SqlCatalog
+from logstore.catalog import Catalog, Database
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
 from logstore.ownership import BundleId, BundleOwnerNode, Lease, WorkerLoad, bundle_name, bundle_of_topic
-from logstore.ports.catalog import Fence
+from logstore.ports.bundle_owners import Fence
 from logstore.validated_names import TopicName
 from tests.infra.coordination.conftest import ensemble, looker, zookeeper
 from tests.logstore.eventually import assert_eventually
@@ -39,11 +39,11 @@ Join = Callable[..., ZooKeeperSession]
 
 
 @pytest.fixture
-def catalog(tmp_path: Path, services: FakeCommandServices, ensemble: EnsembleOptions) -> Iterator[SqlCatalog]:
+def catalog(tmp_path: Path, services: FakeCommandServices, ensemble: EnsembleOptions) -> Iterator[Catalog]:
     """A catalog of four bundles behind the command line, which also knows where ZooKeeper is."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate_or_copy_catalog(database, bundles=_N)
-    made = SqlCatalog(database)
+    made = Catalog(database)
     services.log = SimpleNamespace(catalog=made, closed=0)  # type: ignore[assignment]
     services.environ |= {"SEXTON_ZOOKEEPER": ensemble.hosts, "SEXTON_SESSION_TIMEOUT": "2s"}
     yield made
@@ -51,7 +51,7 @@ def catalog(tmp_path: Path, services: FakeCommandServices, ensemble: EnsembleOpt
 
 
 @pytest.fixture
-def join(catalog: SqlCatalog, ensemble: EnsembleOptions) -> Iterator[Join]:
+def join(catalog: Catalog, ensemble: EnsembleOptions) -> Iterator[Join]:
     """Let a worker own bundles, as far as nodes and fences go."""
     opened: list[ZooKeeperSession] = []
 
@@ -73,7 +73,7 @@ def _listed(run: Run, *options: str) -> Any:
     return document(run("owners", "list", *options, "--json"))
 
 
-def test_list_joins_nodes_sessions_and_fences(run: Run, catalog: SqlCatalog, join: Join, looker: KazooClient) -> None:
+def test_list_joins_nodes_sessions_and_fences(run: Run, catalog: Catalog, join: Join, looker: KazooClient) -> None:
     """Who owns each bundle in which session, who fenced it last, and what each worker says of itself."""
     first = join("a", 0, 1, load=0.5)
     second = join("b", 2, enlists=False)
@@ -110,7 +110,7 @@ def test_list_joins_nodes_sessions_and_fences(run: Run, catalog: SqlCatalog, joi
     assert {row["session_state"] for row in _listed(run, "--worker", "a")["bundles"]} == {"GONE"}
 
 
-def test_list_takes_no_part(run: Run, catalog: SqlCatalog, join: Join, looker: KazooClient) -> None:
+def test_list_takes_no_part(run: Run, catalog: Catalog, join: Join, looker: KazooClient) -> None:
     """Whoever looks is no worker, makes no path and leaves no node, while it looks and after (apache/pulsar#7679)."""
     assert _listed(run)["workers"] == []
     assert looker.get_children("/") == []
@@ -121,7 +121,7 @@ def test_list_takes_no_part(run: Run, catalog: SqlCatalog, join: Join, looker: K
     assert looker.get_children(SESSIONS) == [f"{session.id:016x}"]
 
 
-def test_list_filters(run: Run, catalog: SqlCatalog, join: Join) -> None:
+def test_list_filters(run: Run, catalog: Catalog, join: Join) -> None:
     """By worker, by having no owner, by topic; a contradiction and a topic that does not exist are bad input."""
     join("a", 0, 2)
     join("b", 1)
@@ -140,7 +140,7 @@ def test_list_filters(run: Run, catalog: SqlCatalog, join: Join) -> None:
 
 
 def test_list_for_people_names_what_is_not_as_it_should_be(
-    run: Run, catalog: SqlCatalog, join: Join, looker: KazooClient
+    run: Run, catalog: Catalog, join: Join, looker: KazooClient
 ) -> None:
     """A foreign fence, a bundle without an owner, and the sum at the end, where the eye is."""
     session = join("a", 0, 1)
@@ -161,7 +161,7 @@ def test_list_for_people_names_what_is_not_as_it_should_be(
 
 
 def test_list_without_zookeeper_tells_what_the_fences_say(
-    run: Run, services: FakeCommandServices, catalog: SqlCatalog
+    run: Run, services: FakeCommandServices, catalog: Catalog
 ) -> None:
     """With ownership=single nobody is asked: no address is needed, and no session is invented."""
     services.environ |= {"SEXTON_ZOOKEEPER": "", "SEXTON_OWNERSHIP": "single"}
@@ -182,7 +182,7 @@ def test_list_without_zookeeper_tells_what_the_fences_say(
 
 @pytest.mark.parametrize("command", [("list",), ("unload", "0")])
 def test_wrong_address_missing_path_and_denied_rights_are_one_sentence_each(
-    run: Run, services: FakeCommandServices, catalog: SqlCatalog, looker: KazooClient, command: tuple[str, ...]
+    run: Run, services: FakeCommandServices, catalog: Catalog, looker: KazooClient, command: tuple[str, ...]
 ) -> None:
     """Exit code 4, naming what to mend; an answer that nobody gave is never read as no owner."""
 
@@ -206,7 +206,7 @@ def test_wrong_address_missing_path_and_denied_rights_are_one_sentence_each(
     assert "SEXTON_ZOOKEEPER" in refusal(SEXTON_ZOOKEEPER="")
 
 
-def test_unload_tells_what_it_would_do_and_does_it(run: Run, catalog: SqlCatalog, join: Join) -> None:
+def test_unload_tells_what_it_would_do_and_does_it(run: Run, catalog: Catalog, join: Join) -> None:
     """A dry run changes nothing; then the node goes, and who did it is in the audit log, before and after."""
     session = join("a", 0, 1)
     had = {"bundle": _NAMES[1], "number": 1, "owner": "a", "fence": 1, "session": f"{session.id:#x}"}
@@ -225,7 +225,7 @@ def test_unload_tells_what_it_would_do_and_does_it(run: Run, catalog: SqlCatalog
     )
 
 
-def test_unload_refuses_what_is_none_and_what_nobody_owns(run: Run, catalog: SqlCatalog, join: Join) -> None:
+def test_unload_refuses_what_is_none_and_what_nobody_owns(run: Run, catalog: Catalog, join: Join) -> None:
     """Bad input is 2, a bundle without an owner is 3; neither is in the audit log, for nothing was done."""
     join("a", 0)
     for wrong in ("4", "99999999999", "0x00000000_0x04000000", "first", "", "0x"):
@@ -237,7 +237,7 @@ def test_unload_refuses_what_is_none_and_what_nobody_owns(run: Run, catalog: Sql
 
 
 def test_unload_leaves_a_node_whose_session_does_not_stand(
-    run: Run, catalog: SqlCatalog, join: Join, looker: KazooClient
+    run: Run, catalog: Catalog, join: Join, looker: KazooClient
 ) -> None:
     """The delete asks for the session within its own transaction (apache/pulsar#295), and says so if it was refused."""
     session = join("a", 0)
@@ -249,7 +249,7 @@ def test_unload_leaves_a_node_whose_session_does_not_stand(
 
 
 def test_unload_that_gets_no_answer_has_said_before_what_it_meant(
-    run: Run, services: FakeCommandServices, catalog: SqlCatalog, join: Join, monkeypatch: pytest.MonkeyPatch
+    run: Run, services: FakeCommandServices, catalog: Catalog, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever dies in between, or is cut off, leaves the row: there is no act without one."""
     join("a", 0)
@@ -271,7 +271,7 @@ class _Silent:
 
 
 def test_unload_waits_for_the_next_owner_which_is_the_same_when_it_is_alone(
-    run: Run, catalog: SqlCatalog, ensemble: EnsembleOptions
+    run: Run, catalog: Catalog, ensemble: EnsembleOptions
 ) -> None:
     """The owner lets go, leaves it to others for a while, and acquires it anew: with another fence."""
     policy = BundleOwnerOptions(check_interval_s=0.1, takeover=TakeoverTimes(takeover_grace_s=0.1, rest_s=0.5))
@@ -309,7 +309,7 @@ def test_unload_does_not_take_a_node_without_a_new_fence_for_an_owner() -> None:
     assert taken.counter == 4
 
 
-def test_wrong_address_is_one_line_on_stderr_beside_its_trace(catalog: SqlCatalog, tmp_path: Path) -> None:
+def test_wrong_address_is_one_line_on_stderr_beside_its_trace(catalog: Catalog, tmp_path: Path) -> None:
     """As a process: without a log of its own, no library writes its troubles between ours."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
     environ |= {"SEXTON_HOME": str(tmp_path / "home"), "SEXTON_DATABASE_URL": f"sqlite:///{tmp_path / 'catalog.db'}"}
@@ -324,7 +324,7 @@ def test_wrong_address_is_one_line_on_stderr_beside_its_trace(catalog: SqlCatalo
 
 
 def test_unload_that_nobody_takes_up_is_done_in_part(
-    run: Run, catalog: SqlCatalog, join: Join, monkeypatch: pytest.MonkeyPatch
+    run: Run, catalog: Catalog, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was unloaded, and that it has no owner is said with exit code 5."""
     join("a", 0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from logstore.errors import PreconditionFailed
-from logstore.ports.catalog import ReconciliationRun, RunKind
+from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 from logstore.pulsar.cluster_transactions import (
     AFTER_ABORT,
     BEFORE_ABORT,

@@ -9,7 +9,8 @@ import pytest
 
 from infra.pulsar.apply_verification import ApplyVerification, DeletedLedgerState, SpaceState
 from infra.pulsar.scan_facts import ScannedReference, ScanProblem
-from logstore.ports.catalog import Claim, RunKind
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.reconciliation.findings import FindingKind
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.workers.cli.cluster_plans import RUN_ID, PlannedCluster

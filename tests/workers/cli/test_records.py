@@ -9,7 +9,7 @@ import pytest
 
 from logstore.deletion.intents import BatchCertificate, RequestRefusal
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import RecordLogState, TombstoneCounts, UnrecordableRecord
+from logstore.ports.catalog.records import RecordLogState, TombstoneCounts, UnrecordableRecord
 from logstore.records.job_results import (
     DefragmentedBlocks,
     FlushedRecords,

@@ -8,7 +8,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.ports.catalog import Claim, RunKind, Topic
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.log import Topic
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_job_inputs_and_results import MIN_SCRUB_RATE, SCRUB_RATE
 from logstore.reconciliation.finding_files import findings_to_table

@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from logstore.errors import StoreUnavailable
-from logstore.ports.catalog import Ledger
+from logstore.ports.catalog.log import Ledger
 from logstore.positions import LedgerId
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices

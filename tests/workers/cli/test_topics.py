@@ -9,7 +9,7 @@ import pytest
 from logstore.cursors.cursor_state import CursorState, require_current_releases
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import Component, LedgerState
-from logstore.ports.catalog import Ledger
+from logstore.ports.catalog.log import Ledger
 from logstore.positions import LedgerId, Position, TopicId
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FAKE_TRACE_ID, FakeCommandServices, FakeDeletionResult

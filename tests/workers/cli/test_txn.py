@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
-from logstore.ports.catalog import StoredTransaction
+from logstore.ports.catalog.transactions import StoredTransaction
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.logstore.transactions.histories import History, open_history
 from tests.workers.cli.conftest import Run, document

@@ -8,7 +8,7 @@ import pytest
 
 from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome
 from logstore.log.ledgers import Component, CopyKind, LedgerState
-from logstore.ports.catalog import (
+from logstore.ports.catalog.inspection import (
     InspectedCopy,
     InspectedIntent,
     InspectedLedger,

@@ -14,7 +14,7 @@ from temporalio.client import WorkflowExecutionStatus
 from logstore.catalog import Database
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, ServiceFailed
-from logstore.ports.catalog import Topic, TopicState
+from logstore.ports.catalog.log import Topic, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.migrated_catalogs import migrate_or_copy_catalog
 from workers.client import Sexton

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from logstore.errors import UnknownObject
-from logstore.ports.catalog import (
+from logstore.ports.catalog.log import (
     BeginTransactionResult,
     BeginTransactionWrite,
     EndTransactionResult,

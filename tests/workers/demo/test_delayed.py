@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from logstore.deletion.retention import RetentionPolicy
-from logstore.ports.catalog import Topic, TopicState
+from logstore.ports.catalog.log import Topic, TopicState
 from logstore.positions import LedgerId, Position, TopicId
 from workers.demo.delayed_messages import ReceivedDelayedMessages, check_delayed_messages
 from workers.demo.direct_store_access import DirectStoreAccess

@@ -18,14 +18,8 @@ from logstore.cursors.cursor_state import CursorState
 from logstore.errors import SextonError
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services.batched_appends import AppendResult
-from logstore.ports.catalog import (
-    AuditCause,
-    BeginTransactionResult,
-    BeginTransactionWrite,
-    Claim,
-    EndTransactionWrite,
-    Topic,
-)
+from logstore.ports.catalog.deletion import AuditCause, Claim
+from logstore.ports.catalog.log import BeginTransactionResult, BeginTransactionWrite, EndTransactionWrite, Topic
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.records.services.shared_flushes import SharedFlushes
 from workers.assembly.log_store import LogStore

@@ -8,13 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from logstore.errors import StoreUnavailable
-from logstore.ports.catalog import (
-    CatalogDelayedMessageCounts,
-    Claim,
-    RunKind,
-    UndeletedCopyCounts,
-    UnfinishedTransactionCounts,
-)
+from logstore.ports.catalog.delayed import CatalogDelayedMessageCounts
+from logstore.ports.catalog.deletion import Claim, UndeletedCopyCounts
+from logstore.ports.catalog.reconciliation import RunKind
+from logstore.ports.catalog.transactions import UnfinishedTransactionCounts
 from logstore.reconciliation.findings import STOPPED, PlanOrScrubResult
 from logstore.transactions.transaction_ids_and_states import TransactionState
 from tests.fakes.meter import FakeMeter, metric_series

@@ -10,7 +10,8 @@ from infra.stack.embedded_stack import StackAddresses
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogOutdated, PreconditionFailed
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import Claim, Topic
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, Position
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.warm_session import SparkSettings, WarmSession

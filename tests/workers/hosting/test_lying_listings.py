@@ -9,7 +9,7 @@ import pytest
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, Position
 from tests.soak.faulty_s3_proxy import FaultyS3Proxy
 from tests.workers.hosting.losing import CLAIM, phase_two

@@ -19,7 +19,7 @@ from infra.coordination.single_owner import SingleOwner
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from infra.telemetry import sql_spans, zookeeper_spans
 from logstore.catalog import Database
-from logstore.catalog.ownership.fences import SqlFences
+from logstore.catalog.ownership.fences import Fences
 from logstore.errors import ServiceFailed, StoreUnavailable
 from logstore.ownership import BundleId, Lease
 from tests.fakes.meter import FakeMeter, metric_series
@@ -174,7 +174,7 @@ def test_sole_owner_shows_its_bundles_and_no_session(world: _World, tmp_path: Pa
     """With ownership=single there is none whose state could be shown."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate_or_copy_catalog(database, bundles=_N)
-    owner = SingleOwner("a", SqlFences(database), world.telemetry)
+    owner = SingleOwner("a", Fences(database), world.telemetry)
     owner.start()
     assert (world.metric("bundles"), world.metric("bundles_acquired_total")) == (_N, _N)
     assert world.metric("session", state="CONNECTED") is None
@@ -198,7 +198,7 @@ def test_worker_on_a_real_zookeeper_tells_all_of_it(
 
     policy = BundleOwnerOptions(check_interval_s=0.1, takeover=TakeoverTimes(takeover_grace_s=0.1, rest_s=0.3))
     listener = _Silent()
-    fences = SqlFences(database)
+    fences = Fences(database)
     world.telemetry = OwnershipTelemetry(world.meter)
     owner = BundleOwner("a", connect, fences, listener, options=policy, events=world.telemetry)
     owner.start()

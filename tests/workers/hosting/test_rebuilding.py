@@ -22,7 +22,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.failpoints import ENVIRONMENT_VARIABLE
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.records.absent_ledger_share import MAX_ABSENT_SHARE
 from logstore.records.manifest import Manifest
 from logstore.records.rebuild_job import RebuildId

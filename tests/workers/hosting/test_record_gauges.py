@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from logstore.ports.catalog import RecordLogState, TombstoneCounts
+from logstore.ports.catalog.records import RecordLogState, TombstoneCounts
 from logstore.records.manifest import IdCeilings
 from logstore.records.services.replica_shipments import ReplicaShipments, ReplicaStatus
 from logstore.records.tombstone_rules import ReplicaState

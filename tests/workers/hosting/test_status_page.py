@@ -18,7 +18,8 @@ from aiohttp import ClientSession
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Claim, RunKind, UndeletedCopyCounts
+from logstore.ports.catalog.deletion import Claim, UndeletedCopyCounts
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import PlanOrScrubResult
 from logstore.records.services.replica_shipments import ReplicaStatus

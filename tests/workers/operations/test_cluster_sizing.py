@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from logstore.catalog import SqlCatalog
+from logstore.catalog import Catalog
 from logstore.errors import InvalidInput
-from logstore.ports.catalog import Claim, JournaledLedger, RunKind
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.reconciliation import JournaledLedger, RunKind
 from logstore.pulsar.znode_names import format_ledger_path
 from tests.logstore.pulsar import wire
 from tests.workers.operations.filled import stored_bytes
@@ -34,7 +35,7 @@ def test_row_of_the_journal_takes_what_the_estimate_says(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     with open_database(kind, tmp_path, request) as database:
-        catalog = SqlCatalog(database)
+        catalog = Catalog(database)
         catalog.reconciliation.open_run(
             "apply-pulsar-8c1d5f0e9a3b",
             RunKind.APPLY,

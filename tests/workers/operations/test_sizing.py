@@ -12,7 +12,7 @@ import pytest
 from activities.deletion.inputs_and_results import ChunkInput
 from logstore.catalog import Database
 from logstore.errors import InvalidInput
-from logstore.ports.catalog import IntentRowRange
+from logstore.ports.catalog.deletion import IntentRowRange
 from logstore.ports.object_storage import DeleteReport, ObjectInfo
 from logstore.records.block_files import encode_block
 from logstore.records.manifest import Block, IdCeilings, Manifest

@@ -27,7 +27,7 @@ from infra.stack.service_port_choice import ChosenPorts, write_ports
 from infra.stack.stack_home import StackHome
 from infra.stack.worker_records import WorkerRecord, keep_worker_record
 from logstore.catalog import Database
-from logstore.catalog.ownership.fences import SqlFences
+from logstore.catalog.ownership.fences import Fences
 from logstore.deletion.intents import RequestRefusal
 from logstore.identity.bucket_markers import PROBE_PREFIX
 from logstore.ownership import BundleId, BundleOwnerNode, WorkerLoad
@@ -189,7 +189,7 @@ def test_doctor_says_whether_anybody_takes_part_in_ownership(tmp_path: Path, mon
     settings = Settings(home=tmp_path, zookeeper="127.0.0.1:1")
     database = Database(settings.database_url)
     migrate_or_copy_catalog(database, bundles=4)
-    SqlFences(database).raise_fences([BundleId(1)], "w")
+    Fences(database).raise_fences([BundleId(1)], "w")
     database.close()
     live = {"w": LiveWorker(session=7, load=WorkerLoad())}
     nodes = {BundleId(1): BundleOwnerNode(worker_id="w", session=7, version=0)}

@@ -17,7 +17,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
-from logstore.ports.catalog import Claim
+from logstore.ports.catalog.deletion import Claim
 from logstore.positions import TopicId
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.delayed.stored import HOUR_MS, Stored, stored_in

@@ -7,7 +7,7 @@ import pytest
 from activities import heartbeats
 from logstore.delayed.index_build_job import BuildDelayedIndexJob
 from logstore.errors import StoreUnavailable
-from logstore.ports.catalog import Claim
+from logstore.ports.catalog.deletion import Claim
 from logstore.positions import TopicId
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.delayed.stored import Stored

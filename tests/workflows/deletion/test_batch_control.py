@@ -20,7 +20,7 @@ from activities.owner_routing import OwnerRoutedAnswer
 from logstore.deletion.intents import BatchCertificate
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
 from logstore.log.ledger_object_keys import ledger_prefix
-from logstore.ports.catalog import Claim
+from logstore.ports.catalog.deletion import Claim
 from logstore.positions import LedgerId
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.workflows.workflow_harness import Activity, Gate, WorkflowHarness, assert_eventually, query_current_details

@@ -10,7 +10,7 @@ from temporalio.exceptions import CancelledError
 
 from logstore.deletion.intents import DeletionState, IntentKey, Outcome
 from logstore.errors import CorruptData
-from logstore.ports.catalog import Claim
+from logstore.ports.catalog.deletion import Claim
 from logstore.positions import LedgerId
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.workflows.workflow_harness import (

@@ -9,7 +9,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from activities.deletion.topic_deletion import RemovedTopicTally, RemoveTopicInput
 from logstore.errors import UnknownObject
-from logstore.ports.catalog import TopicState
+from logstore.ports.catalog.log import TopicState
 from tests.all_topics import list_all_topics
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.workflows.workflow_harness import (

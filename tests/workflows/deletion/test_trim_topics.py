@@ -10,7 +10,8 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from activities.deletion.trim_by_retention import TrimPageInput, TrimPageResult
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogBusy, SextonError, StoreUnavailable
-from logstore.ports.catalog import AuditCause, Claim, DetachedBatch, TopicState
+from logstore.ports.catalog.deletion import AuditCause, Claim, DetachedBatch
+from logstore.ports.catalog.log import TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.activities.activity_world import World
 from tests.all_topics import list_all_topics

@@ -8,7 +8,7 @@ from temporalio import activity
 from temporalio.client import WorkflowHandle
 
 from activities.offload import DetachPrimariesInput, DetachPrimariesResult, PublishCopyInput
-from logstore.ports.catalog import OffloadStartOutcome
+from logstore.ports.catalog.offload import OffloadStartOutcome
 from logstore.positions import LedgerId
 from tests.workflows.workflow_harness import WorkflowHarness
 from workflows.offload.job_definitions import (

@@ -14,7 +14,7 @@ from activities.offload import PublishCopyInput
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import CopyLengths, data_key, index_key, parse_lengths
-from logstore.ports.catalog import OffloadStartOutcome, ReadableCopies
+from logstore.ports.catalog.offload import OffloadStartOutcome, ReadableCopies
 from logstore.positions import LedgerId
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.workflows.offload.offloading import (

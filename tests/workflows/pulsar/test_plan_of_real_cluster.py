@@ -17,8 +17,8 @@ from activities.pulsar.undo_cluster import UndoClusterActivities
 from infra.coordination.zookeeper_session import EnsembleOptions
 from infra.pulsar.bookie_reads import BookieConnections
 from infra.pulsar.stored_data import look_for_stored_data
-from logstore.catalog import SqlCatalog
-from logstore.ports.catalog import JournaledLedger
+from logstore.catalog import Catalog
+from logstore.ports.catalog.reconciliation import JournaledLedger
 from logstore.ports.pulsar_cluster import StoredData
 from logstore.pulsar.plan_jobs import FIRST_SCAN, NO_OFFLOAD_BUCKET, SECOND_SCAN
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob, BulkJobProgress, BulkJobSummary
@@ -87,7 +87,7 @@ def jobs(warm: WarmSession, tmp_path: Path, settings: Settings) -> GatedSparkJob
 
 @asynccontextmanager
 async def working(
-    house: WorkflowHarness, settings: Settings, jobs: SparkBulkJobs, catalog: SqlCatalog | None = None
+    house: WorkflowHarness, settings: Settings, jobs: SparkBulkJobs, catalog: Catalog | None = None
 ) -> AsyncIterator[None]:
     """A worker whose plans read the cluster of the settings."""
     catalog = catalog or house.world.catalog

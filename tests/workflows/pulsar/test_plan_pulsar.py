@@ -7,7 +7,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlreadyStartedError
 
 from logstore.errors import CorruptData, InvalidInput, ServiceFailed, StoreUnavailable, UnknownObject
-from logstore.ports.catalog import RunKind
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.pulsar.plan_jobs import FIRST_SCAN, IDENTITY, NO_OFFLOAD_BUCKET, PROBLEM, SECOND_SCAN, CompareScansJob
 from logstore.pulsar.unreadable_metadata import UnreadableMetadata
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob

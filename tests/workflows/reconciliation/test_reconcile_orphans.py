@@ -6,7 +6,7 @@ from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlre
 
 from logstore.deletion.intents import RequestRefusal
 from logstore.errors import CatalogMismatch, CorruptData, ServiceFailed, StoreUnavailable
-from logstore.ports.catalog import RunKind
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     BulkJob,
     CompareStorageWithCatalogJob,

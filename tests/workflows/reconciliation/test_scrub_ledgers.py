@@ -7,7 +7,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import CancelledError, WorkflowAlreadyStartedError
 
 from logstore.errors import CatalogMismatch, CorruptData, ServiceFailed, StoreUnavailable
-from logstore.ports.catalog import RunKind
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     MIN_SCRUB_RATE,
     BulkJob,

@@ -7,7 +7,7 @@ from temporalio import activity
 from temporalio.client import WorkflowHandle
 
 from activities.records.inputs_and_results import FlushInput
-from logstore.ports.catalog import Claim
+from logstore.ports.catalog.deletion import Claim
 from logstore.records.job_results import FlushedRecords, ReplicaAwaitedByRaid
 from logstore.records.services.record_log import RecordLog
 from tests.fakes.object_store import StoreOperation

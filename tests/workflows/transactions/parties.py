@@ -11,7 +11,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
-from logstore.ports.catalog import BeginTransactionWrite, EndTransactionWrite, Topic
+from logstore.ports.catalog.log import BeginTransactionWrite, EndTransactionWrite, Topic
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.workflows.workflow_harness import WorkflowHarness, assert_eventually
 from workflows.transactions.broadcast_transaction import BroadcastTransaction

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from logstore.catalog.ownership.fences import Fences
 from logstore.deletion.intents import CopyVerdict, find_missing_property
 from logstore.errors import InvalidInput, SextonError
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ownership import bundle_name, bundle_of_topic
-from logstore.ports.catalog import AuditEntry, Fences, InspectedCopy, InspectedIntent, LedgerHistory, Segment
+from logstore.ports.catalog.inspection import AuditEntry, InspectedCopy, InspectedIntent, LedgerHistory
+from logstore.ports.catalog.log import Segment
 from logstore.positions import LedgerId
 from logstore.validated_names import TopicName
 from workers.cli.answer_output import Answer, select_columns

@@ -6,7 +6,7 @@ from typing import Final
 
 from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome
 from logstore.log.ledgers import Component, CopyState, LedgerState
-from logstore.ports.catalog import (
+from logstore.ports.catalog.inspection import (
     InspectedCopy,
     InspectedIntent,
     InspectedLedger,

@@ -24,7 +24,8 @@ from workers.human_readable_values import select_fields
 
 if TYPE_CHECKING:
     from logstore.deletion.intents import BatchCertificate
-    from logstore.ports.catalog import Ledger, Tombstone, Topic
+    from logstore.ports.catalog.log import Ledger, Topic
+    from logstore.ports.catalog.records import Tombstone
 
 _TOMBSTONES_PER_PAGE = 1_000
 

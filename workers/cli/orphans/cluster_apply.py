@@ -30,7 +30,7 @@ from workers.cli.shared_options import Reason
 from workers.human_readable_values import format_time_to_second
 
 if TYPE_CHECKING:
-    from logstore.ports.catalog import JournaledLedger, ReconciliationRun
+    from logstore.ports.catalog.reconciliation import JournaledLedger, ReconciliationRun
     from logstore.reconciliation.findings import Finding
     from workflows.pulsar.job_definitions import ApplyPulsarResult, UndoPulsarResult
 
@@ -260,7 +260,7 @@ def _require_journal(context: CommandContext, run_id: str) -> None:
 def _answer_undo(
     context: CommandContext, ledger_ids: list[int] | None, workflow_id: str, result: "UndoPulsarResult"
 ) -> Answer:
-    from logstore.ports.catalog import iterate_journal, iterate_removals  # noqa: PLC0415 - start-up time
+    from logstore.catalog.reconciliation.cluster_journal import iterate_journal, iterate_removals  # noqa: PLC0415 - start-up time
     from logstore.reconciliation.findings import apply_run_id  # noqa: PLC0415
 
     journal, run_id = context.catalog.cluster_journal, apply_run_id(result.run_id)

@@ -22,7 +22,8 @@ from workers.settings import parse_duration
 
 if TYPE_CHECKING:
     from activities.reconciliation.apply_preview import ApplyPreview
-    from logstore.ports.catalog import ReconciliationRun, ReconciliationRuns
+    from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
+    from logstore.ports.catalog.reconciliation import ReconciliationRun
     from logstore.reconciliation.findings import PlanOrScrubResult
     from workflows.reconciliation.job_definitions import ApplyOrphansResult, ReconcileOrphansResult
 
@@ -216,7 +217,7 @@ def apply_orphans(
     while bookies have the data. With --include-irreversible, orphan objects and uploads of offloads, and orphan
     managed ledgers, are removed, too: nothing puts these back.
     """
-    from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
+    from logstore.ports.catalog.reconciliation import RunKind  # noqa: PLC0415 - start-up time
     from logstore.reconciliation.services.run_checks import require_appliable_cluster_plan  # noqa: PLC0415
 
     plan_run = context.catalog.reconciliation.get_run(run_id)

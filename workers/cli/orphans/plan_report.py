@@ -17,7 +17,7 @@ from workers.human_readable_values import decode_topic_name, format_time_to_seco
 from workers.pages.html_templates import stream_template
 
 if TYPE_CHECKING:
-    from logstore.ports.catalog import ReconciliationRun
+    from logstore.ports.catalog.reconciliation import ReconciliationRun
     from logstore.reconciliation.finding_files import FateOfFinding, FindingFiles
     from logstore.reconciliation.findings import Finding, PlanOrScrubResult
 
@@ -69,7 +69,7 @@ class PlanFindingsReport:
 
     @property
     def is_of_cluster(self) -> bool:
-        from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
+        from logstore.ports.catalog.reconciliation import RunKind  # noqa: PLC0415 - start-up time
 
         return self.plan.kind is RunKind.CLUSTER_PLAN
 

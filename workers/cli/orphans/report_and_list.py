@@ -19,7 +19,7 @@ from workers.cli.result_files import check_result_file
 from workers.human_readable_values import format_time_to_second
 
 if TYPE_CHECKING:
-    from logstore.ports.catalog import ReconciliationRun, RunKind
+    from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 
 
 Kind = Annotated[FindingKind | None, typer.Option("--kind", case_sensitive=False, help="Only findings of this kind.")]
@@ -115,7 +115,7 @@ def list_reconciliation_runs(context: CommandContext, *, limit: MaxRuns = 20) ->
 
 
 def _make_run_row(run: "ReconciliationRun") -> dict[str, object]:
-    from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
+    from logstore.ports.catalog.reconciliation import RunKind  # noqa: PLC0415 - start-up time
     from logstore.reconciliation.findings import RESULT, STOPPED, plan_result, plan_run_id  # noqa: PLC0415
 
     is_apply, left = run.kind is RunKind.APPLY, _find_left_orphans(run)
@@ -150,7 +150,7 @@ def _find_left_orphans(run: "ReconciliationRun") -> dict[str, int] | None:
 
 
 def _kind_labels() -> "dict[RunKind, str]":
-    from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
+    from logstore.ports.catalog.reconciliation import RunKind  # noqa: PLC0415 - start-up time
 
     return {
         RunKind.PLAN: "plan",
@@ -161,7 +161,7 @@ def _kind_labels() -> "dict[RunKind, str]":
 
 
 def _count_findings_of_run(run: "ReconciliationRun", *, is_apply: bool) -> dict[str, int]:
-    from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
+    from logstore.ports.catalog.reconciliation import RunKind  # noqa: PLC0415 - start-up time
     from logstore.reconciliation.findings import apply_counts, plan_result  # noqa: PLC0415
 
     if not is_apply:

@@ -19,7 +19,7 @@ from workers.cli.topic.topics import topic
 
 if TYPE_CHECKING:
     from logstore.log.entries import NewEntry
-    from logstore.ports.catalog import Topic
+    from logstore.ports.catalog.log import Topic
     from logstore.positions import Position
 
 _MAX_BATCH_BYTES = 16 * 1024 * 1024  # bounds the number of entries in a batch of large messages

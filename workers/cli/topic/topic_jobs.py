@@ -26,7 +26,7 @@ from workers.cli.topic.topics import topic
 from workers.human_readable_values import select_fields
 
 if TYPE_CHECKING:
-    from logstore.ports.catalog import Topic
+    from logstore.ports.catalog.log import Topic
     from workflows.deletion.job_definitions import TrimTopicResult
     from workflows.offload.job_definitions import OffloadTopicResult
 

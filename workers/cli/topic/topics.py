@@ -10,7 +10,7 @@ import typer
 
 from logstore.atomic_files import open_regular_file
 from logstore.errors import InvalidInput
-from logstore.ports.catalog import TopicState
+from logstore.ports.catalog.log import TopicState
 from logstore.validated_names import TopicName, check_subscription_name, encode_topic_prefix
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
@@ -31,7 +31,7 @@ from workers.human_readable_values import (
 
 if TYPE_CHECKING:
     from logstore.cursors.services.subscriptions import Subscription
-    from logstore.ports.catalog import SchemaVersion, TopicSummary
+    from logstore.ports.catalog.log import SchemaVersion, TopicSummary
     from logstore.positions import Position, TopicId
 
 topic = create_command_group("topic", "Topics: create, append, read, acknowledge, trim.")

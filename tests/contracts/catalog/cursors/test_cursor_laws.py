@@ -118,7 +118,7 @@ class _Play:
             inline_bytes=limit,
             clock=clock,
         )
-        committer = self._open.enter_context(closing(GroupCommitter(catalog.commits)))
+        committer = self._open.enter_context(closing(GroupCommitter(catalog.commits.commit_writes)))
         return Subscriptions(
             cursors=catalog.cursors, transactions=catalog.transactions, committer=committer, snapshots=snapshots
         )

@@ -7,7 +7,8 @@ import pytest
 
 from logstore.cursors.cursor_state import CursorState
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
-from logstore.ports.catalog import AcknowledgeResult, StoredCursor, TopicState
+from logstore.ports.catalog.cursors import StoredCursor
+from logstore.ports.catalog.log import AcknowledgeResult, TopicState
 from logstore.positions import TopicId
 from tests.contracts.catalog.steps import acknowledge, append, at, filled, new_topic, race, roll
 from tests.contracts.catalog.worlds import World

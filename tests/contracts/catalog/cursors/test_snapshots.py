@@ -6,7 +6,8 @@ from logstore.cursors.cursor_state import CursorState
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import SnapshotNeeded
 from logstore.log.ledgers import Component, CopyKind, LedgerState
-from logstore.ports.catalog import AcknowledgeResult, IntentResult, IntentRowRange, TopicState
+from logstore.ports.catalog.deletion import IntentResult, IntentRowRange
+from logstore.ports.catalog.log import AcknowledgeResult, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.log.component_steps import (
     CURSOR,

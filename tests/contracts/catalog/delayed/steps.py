@@ -2,7 +2,8 @@
 
 from logstore.delayed.index_buckets import IndexBucket, IndexBucketList
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import IndexBucketSwitch, NewIndexBucket, RegisterSegmentResult, RegisterSegmentWrite
+from logstore.ports.catalog.delayed import IndexBucketSwitch, NewIndexBucket
+from logstore.ports.catalog.log import RegisterSegmentResult, RegisterSegmentWrite
 from logstore.positions import LedgerId, Position, TopicId
 from tests.contracts.catalog.steps import at, listed
 from tests.contracts.catalog.worlds import World

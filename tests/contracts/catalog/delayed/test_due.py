@@ -4,7 +4,8 @@ import pytest
 
 from logstore.catalog.delayed import bucket_rows
 from logstore.delayed.index_buckets import SealAndMergeLimits
-from logstore.ports.catalog import IndexBucketSwitch, TopicState, UnsealedEntryCounts
+from logstore.ports.catalog.delayed import IndexBucketSwitch, UnsealedEntryCounts
+from logstore.ports.catalog.log import TopicState
 from logstore.positions import LedgerId, Position, TopicId
 from tests.contracts.catalog.delayed.steps import delay, seal, sealed
 from tests.contracts.catalog.sql_world import SqlWorld

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from sqlalchemy import event, text
 
-from logstore.ports.catalog import IndexBucketSwitch
+from logstore.ports.catalog.delayed import IndexBucketSwitch
 from tests.contracts.catalog.blocking import await_blocked, behind
 from tests.contracts.catalog.delayed.steps import bucket, delay, merge, newborn, seal_of, sealed, snapshots
 from tests.contracts.catalog.steps import at, filled, new_topic

@@ -6,7 +6,8 @@ import pytest
 
 from logstore.delayed.index_buckets import IndexBucketList
 from logstore.errors import InvalidInput
-from logstore.ports.catalog import IndexBucketSwitch, TopicState
+from logstore.ports.catalog.delayed import IndexBucketSwitch
+from logstore.ports.catalog.log import TopicState
 from logstore.positions import EARLIEST, TopicId
 from tests.contracts.catalog.delayed.steps import (
     born,

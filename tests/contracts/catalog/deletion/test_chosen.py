@@ -5,7 +5,8 @@ import pytest
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledgers import CopyState
-from logstore.ports.catalog import DetachChosenResult, Ledger, Topic
+from logstore.ports.catalog.deletion import DetachChosenResult
+from logstore.ports.catalog.log import Ledger, Topic
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import acknowledge, append, filled, listed, new_topic
 from tests.contracts.catalog.transactions.steps import begin, produce

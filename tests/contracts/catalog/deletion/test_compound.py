@@ -5,7 +5,8 @@ import pytest
 from logstore.errors import LedgerStillNeeded, PreconditionFailed, SextonError, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import DetachedBatch, Topic
+from logstore.ports.catalog.deletion import DetachedBatch
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId
 from logstore.records.tombstone_rules import CompoundOperation
 from tests.contracts.catalog.offload.test_offloads import offloaded

@@ -2,11 +2,11 @@
 
 import pytest
 
-from logstore.catalog.log.ledger_inspection import SqlLedgerInspection
+from logstore.catalog.log.ledger_inspection import LedgerInspection
 from logstore.deletion.intents import DeletionState, Outcome, find_refusal
 from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import AuditCause, Claim, IntentResult, IntentRowRange, UndeletedCopyCounts
+from logstore.ports.catalog.deletion import AuditCause, Claim, IntentResult, IntentRowRange, UndeletedCopyCounts
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn
 from tests.contracts.catalog.worlds import SqlWorld, claim
@@ -202,7 +202,7 @@ def test_detached_copy_whose_context_cannot_be_read_ends_alone(sqlite_url: str, 
     world = SqlWorld(sqlite_url)
     topic, first = _with_tiered(world, "persistent://a/b/damaged", context)
     world.sql("UPDATE ledger_copy SET state = 'LIVE'")
-    found = SqlLedgerInspection(world.database).get_ledger_history(first, max_decisions=9).copies
+    found = LedgerInspection(world.database).get_ledger_history(first, max_decisions=9).copies
     assert [copy.intent.damage is not None for copy in found] == [False, True]
     copies = world.catalog.offloads.find_readable_copies(first)
     assert copies

@@ -9,7 +9,7 @@ import pytest
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import ClaimHeld, InvalidInput, StaleCatalog, UnknownObject
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import AuditCause, IntentResult, IntentRowRange, IntentTally, UndeletedCopyCounts
+from logstore.ports.catalog.deletion import AuditCause, IntentResult, IntentRowRange, IntentTally, UndeletedCopyCounts
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
 from tests.contracts.catalog.worlds import CAUSE, World, claim

@@ -8,7 +8,8 @@ from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed,
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import DetachedBatch, FiledIntentCount, IntentResult, IntentRowRange, TopicState
+from logstore.ports.catalog.deletion import DetachedBatch, FiledIntentCount, IntentResult, IntentRowRange
+from logstore.ports.catalog.log import TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import (
     acknowledge,

@@ -5,7 +5,8 @@ import pytest
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import LedgerFenced
 from logstore.log.ledgers import Component, CopyKind
-from logstore.ports.catalog import IntentResult, Topic
+from logstore.ports.catalog.deletion import IntentResult
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId
 from tests.contracts.catalog.offload.test_offloads import offloaded, remove
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race, segment

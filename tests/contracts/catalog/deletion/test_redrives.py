@@ -4,7 +4,7 @@ import pytest
 
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
-from logstore.ports.catalog import DetachedBatch, IntentResult, IntentRowRange, UndeletedCopyCounts
+from logstore.ports.catalog.deletion import DetachedBatch, IntentResult, IntentRowRange, UndeletedCopyCounts
 from tests.contracts.catalog.steps import filled, new_topic, race
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, World, claim
 

@@ -8,7 +8,7 @@ from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from logstore.deletion.intents import Outcome
-from logstore.ports.catalog import IntentResult, IntentRowRange
+from logstore.ports.catalog.deletion import IntentResult, IntentRowRange
 from tests.contracts.catalog.steps import filled, new_topic
 from tests.contracts.catalog.worlds import CAUSE, World, claim
 

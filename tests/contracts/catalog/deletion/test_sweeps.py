@@ -4,7 +4,7 @@ import pytest
 
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
-from logstore.ports.catalog import (
+from logstore.ports.catalog.deletion import (
     DetachedBatch,
     IntentResult,
     IntentRowRange,

@@ -11,7 +11,8 @@ from sqlalchemy import event
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, SextonError, UnknownObject
 from logstore.log.ledgers import Component, CopyKind
-from logstore.ports.catalog import IntentResult, RegisterSegmentResult, Topic
+from logstore.ports.catalog.deletion import IntentResult
+from logstore.ports.catalog.log import RegisterSegmentResult, Topic
 from tests.contracts.catalog.delayed.steps import bucket, seal_of
 from tests.contracts.catalog.delayed.steps import newborn as sealing
 from tests.contracts.catalog.deletion.topic_deletion_steps import (

@@ -7,16 +7,8 @@ import pytest
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import AlreadyExists, PreconditionFailed, SextonError, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
-from logstore.ports.catalog import (
-    AcknowledgeWrite,
-    AuditCause,
-    DetachedBatch,
-    IntentResult,
-    RegisterSegmentResult,
-    Topic,
-    TopicContentCounts,
-    TopicState,
-)
+from logstore.ports.catalog.deletion import AuditCause, DetachedBatch, IntentResult, TopicContentCounts
+from logstore.ports.catalog.log import AcknowledgeWrite, RegisterSegmentResult, Topic, TopicState
 from logstore.positions import TopicId
 from tests.contracts.catalog.deletion.topic_deletion_steps import (
     OTHER,

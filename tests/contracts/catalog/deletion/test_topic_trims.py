@@ -5,7 +5,8 @@ import pytest
 from logstore.deletion.intents import Outcome
 from logstore.errors import ClaimHeld, CorruptData, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
-from logstore.ports.catalog import DetachedBatch, IntentResult, Topic
+from logstore.ports.catalog.deletion import DetachedBatch, IntentResult
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import acknowledge, filled, listed, new_topic, newborn, race, roll
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, World, claim

@@ -1,7 +1,8 @@
 """Steps of a topic's deletion, and what is left of it."""
 
 from logstore.log.ledgers import Component, CopyState
-from logstore.ports.catalog import AuditCause, DetachedBatch, RegisterSegmentResult, Topic
+from logstore.ports.catalog.deletion import AuditCause, DetachedBatch
+from logstore.ports.catalog.log import RegisterSegmentResult, Topic
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.delayed.steps import delay, seal
 from tests.contracts.catalog.log.component_steps import CURSOR, publish

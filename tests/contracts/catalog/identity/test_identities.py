@@ -3,7 +3,7 @@
 from logstore.deletion.intents import Outcome
 from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import IntentResult, IntentRowRange
+from logstore.ports.catalog.deletion import IntentResult, IntentRowRange
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, new_topic, newborn
 from tests.contracts.catalog.worlds import World

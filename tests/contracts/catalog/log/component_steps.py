@@ -6,7 +6,8 @@ from pyroaring import BitMap
 
 from logstore.cursors.cursor_state import CursorSnapshot, CursorState, complete_state
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import AcknowledgeWrite, CursorSnapshotCondition, GroupCommitResult
+from logstore.ports.catalog.cursors import CursorSnapshotCondition
+from logstore.ports.catalog.log import AcknowledgeWrite, GroupCommitResult
 from logstore.positions import LedgerId, Position, TopicId
 from tests.contracts.catalog.steps import at
 from tests.contracts.catalog.world import World

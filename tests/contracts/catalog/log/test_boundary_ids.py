@@ -6,7 +6,8 @@ from logstore.cursors.cursor_state import CursorState
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, UnknownObject
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import AcknowledgeResult, IntentResult, IntentRowRange
+from logstore.ports.catalog.deletion import IntentResult, IntentRowRange
+from logstore.ports.catalog.log import AcknowledgeResult
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import acknowledge, append, at, listed, new_topic, newborn, roll
 from tests.contracts.catalog.worlds import World, claim

@@ -14,7 +14,7 @@ from logstore.errors import (
     UnknownObject,
 )
 from logstore.log.producer_sequences import HighestSequenceIds
-from logstore.ports.catalog import (
+from logstore.ports.catalog.log import (
     AcknowledgeResult,
     AcknowledgeWrite,
     GroupCommitWrite,

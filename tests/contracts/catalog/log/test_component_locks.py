@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import SchemaVersion
+from logstore.ports.catalog.log import SchemaVersion
 from logstore.positions import LedgerId
 from tests.contracts.catalog.blocking import behind
 from tests.contracts.catalog.log.component_steps import CURSOR, change_of, cursor_newborn, publish, snapshot

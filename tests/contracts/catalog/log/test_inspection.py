@@ -7,7 +7,8 @@ import pytest
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import CopyKind, LedgerState
-from logstore.ports.catalog import AuditEntry, IntentResult, LedgerHistory, LedgerReference, LedgerReferenceKind
+from logstore.ports.catalog.deletion import IntentResult
+from logstore.ports.catalog.inspection import AuditEntry, LedgerHistory, LedgerReference, LedgerReferenceKind
 from logstore.positions import LedgerId
 from tests.contracts.catalog.delayed.steps import seal
 from tests.contracts.catalog.steps import acknowledge, at, filled, new_topic, newborn

@@ -4,7 +4,8 @@ import pytest
 
 from logstore.cursors.cursor_state import CursorState
 from logstore.errors import LedgerStillNeeded
-from logstore.ports.catalog import AcknowledgeResult, StoredCursor
+from logstore.ports.catalog.cursors import StoredCursor
+from logstore.ports.catalog.log import AcknowledgeResult
 from tests.contracts.catalog.steps import acknowledge, at, filled, listed, new_topic, race
 from tests.contracts.catalog.worlds import World
 

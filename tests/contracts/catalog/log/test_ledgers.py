@@ -4,7 +4,7 @@ import pytest
 
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledgers import Component, CopyKind, LedgerState
-from logstore.ports.catalog import Segment, TopicState
+from logstore.ports.catalog.log import Segment, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import append, filled, listed, new_topic, newborn, race, roll, segment
 from tests.contracts.catalog.worlds import World

@@ -24,16 +24,14 @@ from logstore.errors import (
     ProducerFenced,
 )
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import (
+from logstore.ports.catalog.cursors import StoredCursor
+from logstore.ports.catalog.deletion import DetachedBatch, IntentResult, IntentRowRange
+from logstore.ports.catalog.log import (
     AcknowledgeResult,
     AcknowledgeWrite,
-    DetachedBatch,
-    IntentResult,
-    IntentRowRange,
     ProducerSequenceRange,
     RegisterSegmentResult,
     RegisterSegmentWrite,
-    StoredCursor,
     Topic,
 )
 from logstore.positions import LedgerId

@@ -6,7 +6,7 @@ import pytest
 
 from logstore.errors import PreconditionFailed
 from logstore.log.ledgers import Component, LedgerState
-from logstore.ports.catalog import SchemaVersion, Topic, TopicState
+from logstore.ports.catalog.log import SchemaVersion, Topic, TopicState
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, new_topic, race
 from tests.contracts.catalog.worlds import SqlWorld, World

@@ -4,7 +4,7 @@ import pytest
 
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, UnknownObject
-from logstore.ports.catalog import Topic, TopicState
+from logstore.ports.catalog.log import Topic, TopicState
 from logstore.positions import TopicId
 from tests.all_topics import list_all_topics
 from tests.contracts.catalog.steps import NAME, acknowledge, filled, new_topic, race

@@ -9,16 +9,9 @@ from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import CopyLengths, parse_lengths
-from logstore.ports.catalog import (
-    DetachedBatch,
-    IntentResult,
-    OffloadStart,
-    OffloadStartOutcome,
-    PublishedTieredCopy,
-    ReadableCopies,
-    Topic,
-    TopicState,
-)
+from logstore.ports.catalog.deletion import DetachedBatch, IntentResult
+from logstore.ports.catalog.log import Topic, TopicState
+from logstore.ports.catalog.offload import OffloadStart, OffloadStartOutcome, PublishedTieredCopy, ReadableCopies
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
 from tests.contracts.catalog.world import CAUSE, World, claim

@@ -10,7 +10,8 @@ from logstore.deletion.intents import Outcome
 from logstore.errors import InvalidInput, NotOwner
 from logstore.log.ledgers import CopyKind
 from logstore.ownership import BundleId, Lease
-from logstore.ports.catalog import Fence, IntentResult, IntentRowRange
+from logstore.ports.bundle_owners import Fence
+from logstore.ports.catalog.deletion import IntentResult, IntentRowRange
 from logstore.positions import LedgerId
 from logstore.records.tombstone_rules import CompoundOperation
 from tests.all_topics import list_all_topics

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from logstore.deletion.intents import DeletionIntent
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
-from logstore.ports.catalog import Topic
-from logstore.ports.catalog.reconciliation_runs import FindingsFilingRequest, FindingsFilingResult, OrphanCopy
+from logstore.ports.catalog.log import Topic
+from logstore.ports.catalog.reconciliation import FindingsFilingRequest, FindingsFilingResult, OrphanCopy
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
 from tests.contracts.catalog.sql_world import SqlWorld

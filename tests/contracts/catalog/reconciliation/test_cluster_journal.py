@@ -6,7 +6,7 @@ import pytest
 
 from logstore.errors import UnknownObject
 from logstore.failpoints import SimulatedCrash, arm
-from logstore.ports.catalog import JournaledLedger, JournaledRemoval, RunKind
+from logstore.ports.catalog.reconciliation import JournaledLedger, JournaledRemoval, RunKind
 from tests.contracts.catalog.worlds import World, claim
 
 pytestmark = pytest.mark.postgres

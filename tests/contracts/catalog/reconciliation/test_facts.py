@@ -14,7 +14,9 @@ from logstore.catalog.reconciliation import bulk_queries
 from logstore.deletion.intents import Outcome
 from logstore.errors import CorruptData, InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState
-from logstore.ports.catalog import BufferSnapshotReplacement, IntentResult, Topic, TopicState
+from logstore.ports.catalog.deletion import IntentResult
+from logstore.ports.catalog.log import Topic, TopicState
+from logstore.ports.catalog.transactions import BufferSnapshotReplacement
 from logstore.positions import EARLIEST
 from tests.contracts.catalog.delayed.steps import seal
 from tests.contracts.catalog.log.component_steps import CURSOR, cursor_newborn, publish

@@ -10,8 +10,9 @@ from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.log.ledgers import Component, CopyKind, CopyState
-from logstore.ports.catalog import BufferSnapshotReplacement, FiledIntentCount, IntentResult
-from logstore.ports.catalog.reconciliation_runs import FiledCopyRow, FindingsFilingResult
+from logstore.ports.catalog.deletion import FiledIntentCount, IntentResult
+from logstore.ports.catalog.reconciliation import FiledCopyRow, FindingsFilingResult
+from logstore.ports.catalog.transactions import BufferSnapshotReplacement
 from logstore.positions import EARLIEST, LedgerId
 from tests.contracts.catalog.delayed.steps import sealed
 from tests.contracts.catalog.log.component_steps import CURSOR, publish

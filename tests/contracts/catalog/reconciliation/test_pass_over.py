@@ -8,7 +8,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import CopyKind
 from logstore.log.services import RollPolicy
-from logstore.ports.catalog import RegisterSegmentResult
+from logstore.ports.catalog.log import RegisterSegmentResult
 from tests.contracts.catalog.offload.test_offloads import offloaded, remove
 from tests.contracts.catalog.reconciliation.steps import pass_over
 from tests.contracts.catalog.sql_world import SqlWorld

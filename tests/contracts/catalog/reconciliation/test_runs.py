@@ -6,7 +6,7 @@ import pytest
 
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.failpoints import arm
-from logstore.ports.catalog.reconciliation_runs import ReconciliationRun, RunKind
+from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 from tests.contracts.catalog.reconciliation.steps import file
 from tests.contracts.catalog.steps import filled, new_topic, newborn, race
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, World, claim

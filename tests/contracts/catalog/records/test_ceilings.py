@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.errors import IdsExhausted
-from logstore.ports.catalog import BeginTransactionWrite
+from logstore.ports.catalog.log import BeginTransactionWrite
 from logstore.records.manifest import IdCeilings
 from tests.contracts.catalog.records.steps import high
 from tests.contracts.catalog.steps import NAME, new_topic, newborn

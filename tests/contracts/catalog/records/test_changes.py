@@ -13,7 +13,7 @@ from logstore.catalog.records import outbox
 from logstore.catalog.records.outbox_rows import remove_outbox_rows
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyState
-from logstore.ports.catalog import KnownManifest
+from logstore.ports.catalog.records import KnownManifest
 from logstore.positions import Position
 from logstore.records.manifest import Block
 from logstore.records.record_kinds import RecordKind

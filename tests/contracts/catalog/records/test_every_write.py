@@ -8,7 +8,10 @@ import pytest
 
 from logstore.deletion.intents import Outcome
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import BufferSnapshotReplacement, IndexBucketSwitch, IntentResult, Topic
+from logstore.ports.catalog.delayed import IndexBucketSwitch
+from logstore.ports.catalog.deletion import IntentResult
+from logstore.ports.catalog.log import Topic
+from logstore.ports.catalog.transactions import BufferSnapshotReplacement
 from logstore.positions import LedgerId, TopicId
 from logstore.records.record_kinds import RecordKind
 from tests.contracts.catalog.delayed.steps import delay, merge, seal

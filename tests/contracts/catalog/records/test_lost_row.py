@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from logstore.catalog import SqlCatalog
+from logstore.catalog import Catalog
 from logstore.catalog.identity.catalog_identity import SqlCatalogIdentity
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId, TopicId
@@ -25,12 +25,12 @@ _CALLS: dict[str, Callable[[SqlWorld], object]] = {
 }
 
 
-def _read_changes(catalog: SqlCatalog) -> None:
+def _read_changes(catalog: Catalog) -> None:
     with catalog.records.read_changes(cursors=True):
         pass
 
 
-_READS_OF_CATALOG: dict[str, Callable[[SqlCatalog, TopicId, LedgerId], object]] = {
+_READS_OF_CATALOG: dict[str, Callable[[Catalog, TopicId, LedgerId], object]] = {
     "known": lambda catalog, *_: catalog.records.read_known_manifest(),
     "state": lambda catalog, *_: catalog.records.read_state(),
     "changes": lambda catalog, *_: _read_changes(catalog),

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from logstore.catalog.records.tombstone_rows import SqlTombstones
+from logstore.catalog.records.tombstone_rows import Tombstones
 from logstore.log.ledgers import CopyState
-from logstore.ports.catalog import TombstonedRecordId, Tombstones, TopicState
+from logstore.ports.catalog.log import TopicState
+from logstore.ports.catalog.records import TombstonedRecordId
 from logstore.positions import TopicId
 from logstore.records.record_kinds import COLUMNS_BY_KIND, RecordKind
 from tests.contracts.catalog.records.steps import flush, of
@@ -224,15 +225,15 @@ def test_what_changes_behind_a_raids_look_is_neither_marked_nor_removed(
     _detach(sql_world, topic_id, [first, second, third])
     sql_world.sql("UPDATE pending_deletion SET state = 'DELETED'")
     flush(sql_world)
-    stones, look = sql_world.catalog.tombstones, SqlTombstones._read_page
+    stones, look = sql_world.catalog.tombstones, Tombstones._read_page
 
     def then(change: str, **values: object) -> None:
-        def overtaken(self: SqlTombstones, *asked: Any) -> Any:
+        def overtaken(self: Tombstones, *asked: Any) -> Any:
             found = look(self, *asked)
             sql_world.sql(change, **values)
             return found
 
-        monkeypatch.setattr(SqlTombstones, "_read_page", overtaken)
+        monkeypatch.setattr(Tombstones, "_read_page", overtaken)
 
     then("UPDATE tombstone SET at_us = at_us + 1 WHERE id = :id", id=first)  # as a later version of it
     assert stones.mark_raid_candidates("raid", before_us=_LATER, after=None, limit=9)[0] == 2

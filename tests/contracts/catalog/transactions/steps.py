@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from logstore.errors import SextonError
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import (
+from logstore.ports.catalog.log import (
     AcknowledgeWrite,
     BeginTransactionResult,
     BeginTransactionWrite,
@@ -14,10 +14,10 @@ from logstore.ports.catalog import (
     GroupCommitWrite,
     RegisterSegmentResult,
     RegisterSegmentWrite,
-    SettlementReason,
     Topic,
     TransactionEntryRange,
 )
+from logstore.ports.catalog.transactions import SettlementReason
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 from tests.contracts.catalog.steps import at, roll, segment

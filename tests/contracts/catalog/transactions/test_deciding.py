@@ -13,13 +13,8 @@ from logstore.errors import (
     TransactionNotOpen,
     UnknownObject,
 )
-from logstore.ports.catalog import (
-    BeginTransactionWrite,
-    EndTransactionResult,
-    EndTransactionWrite,
-    FinishedTransaction,
-    SettlementReason,
-)
+from logstore.ports.catalog.log import BeginTransactionWrite, EndTransactionResult, EndTransactionWrite
+from logstore.ports.catalog.transactions import FinishedTransaction, SettlementReason
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 from tests.contracts.catalog.steps import at, new_topic, race, roll
 from tests.contracts.catalog.transactions.steps import begin, end, one, produce, registration, settle, visible

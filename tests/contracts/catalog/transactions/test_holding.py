@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.errors import AcknowledgementHeld, InvalidInput, TransactionNotOpen, UnknownObject
-from logstore.ports.catalog import (
+from logstore.ports.catalog.log import (
     AcknowledgeResult,
     AcknowledgeWrite,
     EndTransactionResult,

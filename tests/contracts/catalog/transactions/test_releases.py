@@ -14,7 +14,7 @@ from logstore.cursors.services.subscriptions import Subscription, Subscriptions
 from logstore.errors import AcknowledgementStale
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.ports.catalog import AcknowledgeResult, AcknowledgeWrite, EndTransactionWrite, Topic
+from logstore.ports.catalog.log import AcknowledgeResult, AcknowledgeWrite, EndTransactionWrite, Topic
 from logstore.positions import Position, TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.contracts.catalog.blocking import behind
@@ -48,7 +48,7 @@ def subscriptions(sql_world: SqlWorld) -> Iterator[Subscriptions]:
     ledgers = CursorSnapshots(
         cursors=catalog.cursors, ledgers=catalog.ledgers, component_ledgers=contents, inline_bytes=1_000
     )
-    committer = GroupCommitter(catalog.commits)
+    committer = GroupCommitter(catalog.commits.commit_writes)
     yield Subscriptions(
         cursors=catalog.cursors, transactions=catalog.transactions, committer=committer, snapshots=ledgers
     )

@@ -6,7 +6,7 @@ import pytest
 
 from logstore.errors import ProducerFenced
 from logstore.log.producer_sequences import HighestSequenceIds
-from logstore.ports.catalog import (
+from logstore.ports.catalog.log import (
     GroupCommitResult,
     ProducerSequenceRange,
     RegisterSegmentResult,

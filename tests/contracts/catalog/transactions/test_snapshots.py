@@ -5,15 +5,12 @@ from pyroaring import BitMap
 
 from logstore.errors import SextonError
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import (
+from logstore.ports.catalog.log import BeginTransactionResult, BeginTransactionWrite, EndTransactionWrite, TopicState
+from logstore.ports.catalog.transactions import (
     SNAPSHOT_AFTER_S,
     SNAPSHOT_CHANGES,
-    BeginTransactionResult,
-    BeginTransactionWrite,
     BufferSnapshotReplacement,
-    EndTransactionWrite,
     SettlementReason,
-    TopicState,
 )
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId

@@ -9,8 +9,8 @@ from typing import Final, Protocol
 
 import psycopg
 
-from logstore.catalog import Database, SqlCatalog
-from logstore.ports.catalog.catalog_rebuild import AdoptionCounts
+from logstore.catalog import Catalog, Database
+from logstore.ports.catalog.records import AdoptionCounts
 from logstore.records.services.upload_adoption import UploadAdopter
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 from tests.faults.simulated_world import World
@@ -141,7 +141,7 @@ class Losing:
         """As the process that rebuilds has it."""
         database = Database(self.world.url)
         try:
-            catalog = SqlCatalog(database)
+            catalog = Catalog(database)
             stores = self.world._buckets(catalog)
             yield UploadAdopter(
                 adoption=catalog.adoption,
@@ -164,7 +164,7 @@ class Losing:
         """Settle everything; a flush here is a copy of all rows, which a test makes when it wants one."""
         database = Database(self.world.url)
         try:
-            epoch = SqlCatalog(database).ledgers.catalog_epoch()
+            epoch = Catalog(database).ledgers.catalog_epoch()
         finally:
             database.close()
         return adopter.settle_and_finish(rows_epoch=epoch - 1, flush=lambda: None, max_absent_share=max_absent_share)

@@ -10,8 +10,8 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.records.inputs_and_results import CompareShardsInput, RebuildStepInput
 from activities.records.rebuild_catalog import LoadedCatalogServices, RebuildCatalogActivities
-from logstore.catalog import Database, SqlCatalog
-from logstore.catalog.records.rebuild_loading import SqlRebuildDatabase
+from logstore.catalog import Catalog, Database
+from logstore.catalog.records.rebuild_loading import RebuildDatabase
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
 from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
@@ -19,7 +19,7 @@ from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import SHARDS, ledger_id_from_key
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import Position
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.job_results import RebuildAdoptionResult
@@ -183,7 +183,7 @@ class Chain:
         self.world.url = url
 
     def _steps(self, url: str, opened: ExitStack, *, take_over: bool) -> Callable[[str, str], RebuildAdoptionResult]:
-        log, database = self.log(), SqlRebuildDatabase(url)
+        log, database = self.log(), RebuildDatabase(url)
         start = RebuildManifests(log)
         activities = RebuildCatalogActivities(
             bulk=InlineBulk(self.world.database.parent / "rebuilds", self.world),  # type: ignore[arg-type]
@@ -228,7 +228,7 @@ class Chain:
     def _loaded(self, url: str, log: RecordLog, opened: ExitStack) -> LoadedCatalogServices:
         database = Database(url)
         opened.callback(database.close)
-        catalog = SqlCatalog(database)
+        catalog = Catalog(database)
         stores = self.world._buckets(catalog)
         adopter = UploadAdopter(
             adoption=catalog.adoption,

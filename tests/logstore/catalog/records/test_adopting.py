@@ -17,15 +17,9 @@ from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD, SegmentUploadId
-from logstore.ports.catalog import (
-    AuditCause,
-    BeginTransactionResult,
-    BeginTransactionWrite,
-    Claim,
-    EndTransactionWrite,
-    RunKind,
-    Topic,
-)
+from logstore.ports.catalog.deletion import AuditCause, Claim
+from logstore.ports.catalog.log import BeginTransactionResult, BeginTransactionWrite, EndTransactionWrite, Topic
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.positions import LedgerId, Position
 from logstore.records.services import upload_adoption
 from logstore.transactions.transaction_buffer import MarkerVerb, TransactionMarker, markers_to_entries

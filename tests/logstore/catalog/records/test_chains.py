@@ -14,7 +14,8 @@ from logstore.errors import CatalogAdopting, CatalogOutdated, PreconditionFailed
 from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, segment_key
-from logstore.ports.catalog import BeginTransactionWrite, Claim, EndTransactionWrite, Topic
+from logstore.ports.catalog.deletion import Claim
+from logstore.ports.catalog.log import BeginTransactionWrite, EndTransactionWrite, Topic
 from logstore.ports.object_storage import ObjectInfo
 from logstore.positions import LedgerId, Position
 from logstore.retrying_clock import Clock

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, delete, insert, select, text, update
 
-from logstore.catalog import Database, SqlCatalog
+from logstore.catalog import Catalog, Database
 from logstore.catalog import tables as t
 from logstore.catalog.engine.catalog_version import migrate_catalog
-from logstore.catalog.records.rebuild_loading import SqlRebuildDatabase
+from logstore.catalog.records.rebuild_loading import RebuildDatabase
 from logstore.catalog.records.replica_database import open_replica_database
 from logstore.catalog.records.tombstone_rows import insert_ledger_tombstones, insert_topic_tombstone
 from logstore.deletion.retention import RetentionPolicy
@@ -234,7 +234,7 @@ def test_a_database_that_becomes_a_catalog_while_it_is_seeded_stays_one(source: 
         assert database.read_applied_manifest() is None
         other = Database(target)
         migrate_catalog(other)
-        SqlCatalog(other).topics.create_topic("persistent://a/b/new", RetentionPolicy())
+        Catalog(other).topics.create_topic("persistent://a/b/new", RetentionPolicy())
         before = dump(target)
         with pytest.raises(PreconditionFailed, match="expected an empty one or a replica's, found 1 rows of topic"):
             database.apply_versions(newest, lambda _: iter(()), expected=None, replica=_FOLLOW.replica, seed=True)
@@ -253,7 +253,7 @@ def test_a_catalog_that_has_marked_buckets_is_not_empty(source: LostWorld, targe
     with pytest.raises(PreconditionFailed, match="found 1 rows of bucket_marker"):
         _step(source, target)
     with pytest.raises(PreconditionFailed, match="found 1 rows of bucket_marker"):
-        SqlRebuildDatabase(target).read_target()
+        RebuildDatabase(target).read_target()
 
 
 def test_a_replica_is_no_database_to_rebuild_into(source: LostWorld, target: str) -> None:
@@ -263,7 +263,7 @@ def test_a_replica_is_no_database_to_rebuild_into(source: LostWorld, target: str
     with pytest.raises(
         PreconditionFailed, match=f"expected an empty one to rebuild into, found a replica, {seeded.replica}"
     ):
-        SqlRebuildDatabase(target).read_target()
+        RebuildDatabase(target).read_target()
 
 
 def test_a_replica_refuses_ordinary_writes_and_flushes(source: LostWorld, target: str) -> None:
@@ -271,7 +271,7 @@ def test_a_replica_refuses_ordinary_writes_and_flushes(source: LostWorld, target
     _flush(source)
     _step(source, target)
     database = Database(target)
-    catalog = SqlCatalog(database)
+    catalog = Catalog(database)
     try:
         with pytest.raises(CatalogAdopting, match="REPLICA"):
             catalog.topics.create_topic("persistent://a/b/new", RetentionPolicy())

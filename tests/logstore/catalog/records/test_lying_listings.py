@@ -8,7 +8,7 @@ from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.identity.bucket_markers import MARKER_KEY
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, segment_key, shard_prefix
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, Position
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.faults.simulated_world import ENDLESS_TIMES

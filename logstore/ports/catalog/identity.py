@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from logstore.identity.bucket_markers import BucketRole
-from logstore.ports.catalog.inspection_and_audit import InspectedCopy
+from logstore.ports.catalog.inspection import InspectedCopy
 
 
 class CatalogIdentity(Protocol):

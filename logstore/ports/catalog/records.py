@@ -1,23 +1,19 @@
-"""Ports of a rebuild: the database into which a lost catalog is loaded, and adoption.
+"""Values of the catalog: records."""
 
-Adoption compares storage with the loaded rows, shard by shard, and saves a difference for each ledger that differs.
-Then adoption settles each topic: one transaction adopts the topic's ledgers with saved differences. Until
-`make_catalog_ready` the catalog refuses all other writes with `CatalogAdopting`.
-
-A loaded ledger without a place is newborn if its state is CREATING. In any other state, the ledger has left its list.
-"""
-
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import Component, LedgerOwner, LedgerState, LedgerStatement
 from logstore.positions import LedgerId, TopicId
 from logstore.records.adoption_rule import UnregisteredUpload
-from logstore.records.manifest import Manifest
-from logstore.records.rebuild_job import RowFilesFolder
+from logstore.records.manifest import Block, IdCeilings, Manifest
+from logstore.records.record_kinds import RecordKind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,28 +31,6 @@ class RebuiltCatalogStart:
     stamp: str  # pending stamp of the next manifest
     markers: tuple[tuple[BucketRole, str], ...]  # role and name of each bucket that has the catalog's marker
     now_us: int
-
-
-class RebuildDatabase(Protocol):
-    """Database of a rebuilt catalog. All rows are loaded, or none."""
-
-    def read_target(self) -> RebuildTargetContent:
-        """Return the content of the database. This changes nothing.
-
-        Raises:
-            PreconditionFailed: The database has rows that no unfinished rebuild has loaded.
-            CatalogVersionMismatch: Another build created the database.
-            ServiceFailed: The database is no catalog.
-            StoreUnavailable: The database does not answer.
-        """
-
-    def load_rows(self, load: RebuiltCatalogStart, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
-        """Load the rows into the empty database. Afterwards the catalog is ADOPTING. Idempotent.
-
-        `proceed` is called often. If `proceed` raises, the load is undone. Raise the errors of `read_target`.
-        """
-
-    def end_rebuild(self, rebuild: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,62 +135,97 @@ class AbsentLedgerCounts:
     total_ledgers: int = 0  # all listed ledgers, including ledgers that adoption has removed
 
 
-class CatalogAdoption(Protocol):
-    """Adoption of uploads into a rebuilt catalog. Every method is idempotent."""
-
-    def read_issued_ids(self) -> IssuedIdBounds:
-        """Return the bounds of issued ids. Raise `PreconditionFailed` if no adoption is in progress."""
-
-    def is_adopting(self) -> bool: ...
-
-    def list_loaded_ledgers(self, shard: int, *, after: LedgerId, limit: int) -> Sequence[LoadedLedger]:
-        """Return loaded ledgers with id % 256 = `shard` and an id above `after`, ascending."""
-
-    def find_missing_row_causes(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, MissingRowCause]: ...
-
-    def highest_ledger_id(self) -> LedgerId:
-        """Return the highest ledger id of all ledgers, intents and tombstones, or -1. Ignore ids above the ceiling."""
-
-    def save_ledger_discrepancies(
-        self, shard: int, ledgers: Sequence[LedgerDiscrepancy], *, above: LedgerId, up_to: LedgerId | None = None
-    ) -> None:
-        """Replace the saved differences in a part of a shard (0 to 255). Differences of settled topics stay.
-
-        The part begins after `above` and ends with `up_to`, inclusive. If `up_to` is `None`, the part ends with the
-        shard. `ledgers` are all differences in this part.
-        """
-
-    def count_absent_ledgers(self) -> AbsentLedgerCounts:
-        """Count listed ledgers, and those with the saved difference ABSENT. In a READY catalog all counts are zero."""
-
-    def list_unsettled_topics(self, *, after: TopicId, limit: int) -> Sequence[TopicId]:
-        """Return topics with saved differences that are not settled, ascending."""
-
-    def settle_topic(self, topic_id: TopicId, *, rows_epoch: int) -> None:
-        """Adopt the topic's ledgers with saved differences, in one transaction. The call takes a few MB of memory.
-
-        `logstore.records.adoption_rule` decides which uploads are registered. If that rule registers an upload of a
-        ledger without a row, the ledger is added to the topic's list. If the topic has no row, the topic is created. No
-        intent is filed. Objects of ledgers that have no row after the call stay until a reconciliation reports them.
-
-        `rows_epoch` is the epoch of the loaded rows. Each upload of an earlier epoch was registered or refused before
-        these rows were flushed.
-        """
-
-    def settle_remaining_rows(self) -> None:
-        """Correct, in all topics, the rows that need no comparison with storage.
-
-        1. Remove ledgers that have left their list or have an intent of a later generation. File no intent.
-        2. Close all ledgers of a list except the last ledger.
-        3. Count entries with a delivery time.
-        4. Remove references to ledgers without objects.
-        5. Remove schema versions without a ledger, because such schema versions can be neither read nor set again.
-        6. Set the catalog's epoch in unfinished intents.
-        """
-
-    def count_outcomes(self) -> AdoptionCounts: ...
-
-    def make_catalog_ready(self) -> None: ...
-
-
 MAX_SAMPLE_ITEMS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownManifest:
+    """Newest manifest that the catalog knows, at one moment."""
+
+    catalog_id: str
+    epoch: int
+    manifest: int  # highest number that the catalog knows to be stored; 0: none
+    stamp: str  # stamp of that manifest
+    pending_stamps: frozenset[str]  # stamps of later manifests, stored or not
+    is_replica: bool = False  # the catalog is a replica database and stores no manifests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordLogState(KnownManifest):
+    """State of the catalog and its outbox at one moment."""
+
+    bundles: int
+    is_adopting: bool  # a replica database, or a rebuilt catalog during adoption: destructive operations are refused
+    ceilings: IdCeilings
+    next_ids: IdCeilings  # next ids to give out
+    outbox_changes: int  # outbox rows
+    oldest_change_us: int | None  # oldest change in the outbox and the staged blocks
+    oldest_cursor_change_us: int | None
+    now_us: int
+    staged_blocks: tuple[Block, ...] = ()  # blocks of an unfinished flush; the last manifest of the flush names them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnrecordableRecord:
+    """Record with a value that no block can hold. Its change stays in the outbox. Other records are flushed."""
+
+    kind: RecordKind
+    id: int
+    sub: str
+    field: str  # empty: the record as a whole
+    expected: str
+    found: str  # ASCII, truncated
+
+    def __str__(self) -> str:
+        record = f"{self.kind} {self.id}" + (f" {self.sub}" if self.sub else "")
+        return f"{record}: {self.field or 'its row'}: expected {self.expected}, found {self.found}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TombstoneCounts:
+    by_kind: dict[str, int]
+    candidates: int  # marked by an unfinished raid
+    oldest_us: int | None  # last update of the oldest tombstone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TombstonedRecordId:
+    """Identity of a record with a tombstone. The second part of such a record's identity, `sub`, is always empty."""
+
+    kind: RecordKind
+    id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    kind: RecordKind
+    id: int
+    component: str | None  # component of a ledger; `None`: lost by a rebuild
+    generation: int
+    epoch: int  # epoch of the catalog that wrote the tombstone
+    at_us: int  # time of the last update
+    raid: str | None  # raid that marked the tombstone
+
+
+VersionReader = Callable[[RecordKind], "Iterator[pa.Table]"]
+"""Function that yields tables with the record versions of one kind. Each table has the records of one range of ids.
+Every call yields the same record versions.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedManifest:
+    """Newest manifest that a replica database has applied. All earlier manifests are applied too."""
+
+    catalog_id: str
+    epoch: int
+    manifest: int
+    stamp: str
+    replica: str  # name of the replica database in its acknowledgements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedChangeCounts:
+    records: int = 0  # written rows of records
+    tombstones: int = 0
+    removed: int = 0  # topics and ledgers that were removed by a tombstone or by a newer topic of the same name

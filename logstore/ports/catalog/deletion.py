@@ -1,9 +1,10 @@
-"""Claims, causes for the audit log, and results of both phases of a deletion."""
+"""Values of the catalog: deletion."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from logstore.deletion.intents import Outcome
+from logstore.positions import LedgerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,3 +76,31 @@ class UndeletedCopyCounts:
     estimated_inflight: int
     dead_lettered: int
     oldest_us: int | None = field(default=None, compare=False)  # time at which the oldest unfinished intent was filed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicContentCounts:
+    ledgers: Mapping[str, int]  # by component
+    copies: Mapping[str, Mapping[str, int]]  # by component, then by kind of copy
+    subscriptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetachChosenResult:
+    reason_by_kept_ledger: Mapping[LedgerId, str] = field(default_factory=dict)
+    detached: DetachedBatch  # result for all other ledgers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovedRowCounts:
+    rows: int = 0  # intents in state DELETED
+    runs: int = 0  # batches without intents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepBacklogCounts:
+    stalled: int
+    newborn: int  # ledgers that are older than the registration timeout and were never attached
+    uploads: int  # unfinished tiered copies whose upload deadline has passed
+    rows: int  # finished intents to be removed
+    runs: int  # empty batches to be removed; the removal of `rows` may empty further batches

@@ -1,14 +1,12 @@
-"""Ports of inspection and audit. The results of an inspection are for people. No decision of Sexton depends on them."""
+"""Values of the catalog: inspection."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog.claims_and_deletion_results import AuditCause
-from logstore.ports.catalog.record_log import Tombstone
+from logstore.ports.catalog.records import Tombstone
 from logstore.positions import LedgerId
 
 
@@ -80,29 +78,3 @@ class LedgerHistory:
     intents: Sequence[InspectedIntent]  # newest first
     decisions: Sequence[AuditEntry]  # newest first
     tombstone: Tombstone | None = None
-
-
-class LedgerInspection(Protocol):
-    def get_ledger_history(self, ledger_id: LedgerId, *, max_decisions: int) -> LedgerHistory:
-        """Return the catalog's rows about the ledger at one moment, with at most `max_decisions` rows of the audit log.
-
-        Raise `UnknownObject` if the catalog never created a ledger with this id.
-        """
-
-    def list_audit_entries(
-        self, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int
-    ) -> list[AuditEntry]:
-        """Return rows of the audit log about a topic or a ledger, newest first.
-
-        `topic` is an encoded name, which selects the rows of all topics that ever had this name, also deleted topics.
-        """
-
-
-class AuditLogWriter(Protocol):
-    """Writer of audit rows for acts outside the catalog. Methods that change the catalog add their own audit rows."""
-
-    def record_act(self, act: str, cause: AuditCause, *, detail: Mapping[str, object]) -> None:
-        """Record a destructive act before it happens, or record its result afterwards. `act` is in kebab-case.
-
-        Not idempotent: a repeated call adds an equal row.
-        """

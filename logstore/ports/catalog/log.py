@@ -1,10 +1,12 @@
-"""Port of small writes, which are committed in groups."""
+"""Values of the catalog: log."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from enum import StrEnum
+from typing import NamedTuple
 
-from logstore.cursors.cursor_state import CursorSnapshot
+from logstore.cursors.cursor_state import CursorSnapshot, VisibleLedgerSpan
+from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import (
     AlreadyExists,
     LedgerFenced,
@@ -14,9 +16,8 @@ from logstore.errors import (
     StaleCatalog,
     UnknownObject,
 )
-from logstore.log.ledgers import LedgerState
+from logstore.log.ledgers import Component, CopyKind, LedgerState
 from logstore.log.producer_sequences import HighestSequenceIds
-from logstore.ports.catalog.topics_and_schemas import TopicState
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 
@@ -171,20 +172,96 @@ GroupCommitResult = (
 )
 
 
-class GroupCommits(Protocol):
-    def commit_writes(self, writes: Sequence[GroupCommitWrite]) -> list[GroupCommitResult]:
-        """Commit all writes in one transaction. Return a result or an error for each write, in order.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    ledger_id: LedgerId
+    topic_id: TopicId
+    component: Component
+    state: LedgerState
+    entries: int
+    size_bytes: int
+    last_segment: int  # highest registered number; -1: none
+    generation: int
+    created_us: int
+    closed_us: int | None
+    copies: tuple[CopyKind, ...] = (CopyKind.LEDGER,)
+    keys: Mapping[str, str] = field(default_factory=dict)  # identify the ledger owner, e.g. {"cursor": "billing"}
 
-        A refused write does not affect the other writes. The error of a refused write is one of:
+    @property
+    def span(self) -> VisibleLedgerSpan:
+        return VisibleLedgerSpan(self.ledger_id, self.entries)
 
-        - `LedgerFenced`, `ProducerFenced`, `UnknownObject`, `InvalidInput`, `StaleCatalog` or `TransactionNotOpen`.
-        - `AlreadyExists`: the segment number is taken.
-        - `SnapshotNeeded`: the acknowledgement lacks the cursor's snapshot.
-        - `PreconditionFailed`: the topic is not ACTIVE.
-        - `TransactionEnded`: the transaction has the opposite decision, or is past its deadline.
-        - `AcknowledgementHeld`: another open transaction has acknowledged an entry, or a write with `txn` names a
-          position that is already acknowledged.
-        - `AcknowledgementStale`: entries were given back after `up_to` was read.
 
-        If the method raises any error except `OutcomeUnknown`, no write happened.
-        """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Registered segment: entries `first_entry` (inclusive) to `first_entry + entries` (exclusive)."""
+
+    ledger_id: LedgerId
+    number: int
+    first_entry: int
+    entries: int
+    size_bytes: int
+    sha256: str | None = None  # SHA-256 of the object, hexadecimal; None: not known
+    delayed: int = 0  # entries with a delivery time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicLedgerTotals:
+    ledgers: int
+    entries: int
+    size_bytes: int
+    first: Position | None  # first entry of the log; None: there is no entry
+    last: Position | None  # last entry that readers may see; None: no entry is visible
+
+
+class TopicState(StrEnum):
+    """State of a topic. The catalog stores the name."""
+
+    ACTIVE = "ACTIVE"  # accepts new work
+    DELETING = "DELETING"  # running work may finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """Topic. If a deleted topic is created again under its old name, the new topic has another id."""
+
+    topic_id: TopicId
+    name: str  # encoded
+    state: TopicState
+    policy: RetentionPolicy
+    created_us: int
+    durable_delete: bool | None = None  # whether deletions leave tombstones by default; None: default of each operation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionSummary:
+    name: str
+    mark_delete: Position
+    created_us: int
+    backlog: int | None  # unacknowledged entries; None: unknown, because a cursor ledger has a part of the state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSummary:
+    """Topic, totals of its message ledgers, and its subscriptions, ascending by name."""
+
+    topic: Topic
+    totals: TopicLedgerTotals
+    subscriptions: Sequence[SubscriptionSummary]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSummaryPage:
+    """Page of topics, ascending by encoded name. `more` is the number of matching topics after the page."""
+
+    topics: Sequence[TopicSummary]
+    more: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaVersion:
+    version: int  # from 0, without gaps
+    ledger_id: LedgerId
+    digest: str  # SHA-256 of the content, hexadecimal
+    size_bytes: int  # of the content
+    created_us: int
