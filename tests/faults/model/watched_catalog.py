@@ -69,8 +69,8 @@ def view_topic(catalog: FakeCatalog, topic_id: TopicId) -> TopicView | None:
 
 
 def _may_upload_continue(copy: Copy, now_us: int) -> bool:
-    """Whether an upload may still be going: until the time that it was given, and a minute more."""
-    return "until_us" not in copy.context or int(copy.context["until_us"]) + 60_000_000 > now_us
+    """Whether an upload may still be going: until the time that it was given, and two minutes more."""
+    return "until_us" not in copy.context or int(copy.context["until_us"]) + 120_000_000 > now_us
 
 
 def _is_needed(topic_view: TopicView, row: Ledger, *, force: bool) -> bool:
