@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Row, select
 
 from logstore.catalog import tables as t
 from logstore.catalog.audit_log import AuditedLedgers, insert_audit_row
+from logstore.catalog.catalog_row import read_catalog_row
 from logstore.catalog.deletion.intent_queries import count_filed_intents, select_fileable_ledgers
 from logstore.catalog.deletion.intent_rows import insert_intents, move_intents_to_batch, replace_ledgers_by_intents
 from logstore.catalog.deletion.run_rows import (
@@ -27,10 +28,9 @@ from logstore.catalog.deletion.run_rows import (
     set_run_summary,
 )
 from logstore.catalog.engine.dialect_sql import cast_to_text, is_one_of, parse_offload_context
-from logstore.catalog.identity.catalog_row import read_catalog_row
 from logstore.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
 from logstore.catalog.log.ledger_rows import format_canonical_json, lock_ledger_lists, set_generation
-from logstore.catalog.log.topic_rows import share_lock_and_filter_active_topics
+from logstore.catalog.log.topics import share_lock_and_filter_active_topics
 from logstore.catalog.reconciliation.rows_naming_ledgers import read_rows_naming_ledgers
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind, LedgerState

@@ -7,6 +7,7 @@ from sqlalchemy import Connection, Row, and_, func, literal, select
 
 from logstore.catalog import tables as t
 from logstore.catalog.audit_log import AuditedLedgers, insert_audit_row
+from logstore.catalog.catalog_row import read_catalog_row
 from logstore.catalog.deletion.intent_queries import INTENT_COLUMNS, intent_from_row
 from logstore.catalog.deletion.run_rows import (
     SEVERAL_TOPICS,
@@ -20,9 +21,8 @@ from logstore.catalog.deletion.run_rows import (
 )
 from logstore.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
 from logstore.catalog.engine.dialect_sql import BIG, BulkStatement, build_bulk_parameter, dataclass_from_row, is_one_of
-from logstore.catalog.identity.catalog_row import read_catalog_row
 from logstore.catalog.log.ledger_rows import raise_last_segments
-from logstore.catalog.log.topic_rows import share_lock_and_filter_active_topics
+from logstore.catalog.log.topics import share_lock_and_filter_active_topics
 from logstore.catalog.reconciliation.cluster_journal import remove_journals
 from logstore.catalog.reconciliation.findings_filing import file_findings, preview_filing
 from logstore.catalog.reconciliation.rows_naming_ledgers import build_segment_sum_columns
