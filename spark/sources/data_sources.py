@@ -31,7 +31,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from logstore.catalog.engine.arrow_bulk import build_arrow_schema, open_arrow_reader
 from logstore.catalog.reconciliation import bulk_queries
 from logstore.errors import InvalidInput

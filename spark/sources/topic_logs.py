@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import Select
 
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from logstore.catalog import Catalog
 from logstore.catalog.engine.arrow_bulk import open_arrow_reader
 from logstore.errors import UnknownObject, Unsupported

@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from infra.coordination.zookeeper_errors import PemFiles
+from infra.coordination.zookeeper_session import PemFiles
 from logstore.identity.bucket_markers import BucketRole
 from tests.architecture.source import ROOT
 from tests.tls_servers import TlsCertificateAuthority

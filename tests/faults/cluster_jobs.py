@@ -25,7 +25,7 @@ from activities.pulsar.inputs_and_results import (
 )
 from activities.pulsar.journal_copies import REMOVAL_PREFIX, JournalCopies
 from activities.pulsar.undo_cluster import UndoClusterActivities
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from infra.pulsar import cluster_lease
 from infra.pulsar.ledger_changes import LedgerChanges
 from logstore import failpoints

@@ -5,8 +5,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
-from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
-from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket, MarkerChecker
+from logstore.identity.services.marker_checked_buckets import LostCatalogIdentity, MarkerCheckedBucket, MarkerChecker
 from logstore.offload.tiered_copy import CopyLocation
 from workers.settings import Settings, read_stack_record
 from workers.settings.tls_files import TlsFilePaths

@@ -22,7 +22,7 @@ from workers.assembly.record_log_services import ImportedRecordFunctions, Record
 from workers.settings import Settings
 
 if TYPE_CHECKING:
-    from infra.objects.bucket_address import BucketAddress
+    from infra.objects.s3_store import BucketAddress
     from infra.pulsar.cluster_access import PulsarCluster
     from spark.job_runner import JobMain
     from spark.sources.store_addresses import CatalogAddresses
@@ -154,7 +154,7 @@ def find_cluster_for_jobs(settings: Settings) -> "PulsarCluster":
 
 
 def executor_bucket_address(settings: Settings, role: BucketRole, bucket: str) -> "BucketAddress":
-    from infra.objects.bucket_address import BucketAddress  # noqa: PLC0415 - start-up time
+    from infra.objects.s3_store import BucketAddress  # noqa: PLC0415 - start-up time
 
     keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
     return BucketAddress(role.value, bucket, settings.s3_endpoint, settings.s3_region, *keys, settings.s3_ca_file)

@@ -2,7 +2,7 @@
 
 from urllib.parse import urlsplit
 
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from infra.pulsar.broker_admin import BrokerAdminAddress
 from infra.pulsar.cluster_access import PulsarCluster
 from logstore.errors import InvalidInput

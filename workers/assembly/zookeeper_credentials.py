@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from infra.coordination.zookeeper_errors import PemFiles
+from infra.coordination.zookeeper_session import PemFiles
 from logstore.errors import InvalidInput
 from workers.settings import Settings
 from workers.settings.tls_files import TlsFilePaths

@@ -78,8 +78,7 @@ class CommandServices:
     ) -> Iterator["CommandTraceSpan"]:
         from opentelemetry import trace  # noqa: PLC0415
 
-        from infra.telemetry.span_files import prune_span_files_if_due  # noqa: PLC0415
-        from infra.telemetry.tracing import start_tracing  # noqa: PLC0415
+        from infra.telemetry.tracing import prune_span_files_if_due, start_tracing  # noqa: PLC0415
 
         tracing = start_tracing("sexton", traces_dir=settings.traces_dir)
         span = trace.get_tracer("sexton.cli").start_span(command, start_time=began_ns)

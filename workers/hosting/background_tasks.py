@@ -10,7 +10,7 @@ from typing import Any, Final
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from infra.telemetry.span_files import prune_span_files
+from infra.telemetry.tracing import prune_span_files
 from logstore.catalog.records.outbox import RecordOutbox
 from logstore.errors import CatalogMismatch, CatalogOutdated, SextonError
 from logstore.ports.object_storage import OwnedStore

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from infra.coordination.bundle_holdings import OwnershipObserver
-from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
-from infra.coordination.path_identity import claim_path_for_catalog
-from infra.coordination.single_owner import SingleOwner
+from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy, SingleOwner
+from infra.coordination.ownership_nodes import claim_path_for_catalog
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.catalog.ownership.fences import Fences
 from logstore.errors import InvalidInput, SextonError

@@ -7,8 +7,7 @@ from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import find_crashed_worker_ids, read_live_workers
+from infra.stack.stack_home import StackHome, find_crashed_worker_ids, read_live_workers
 from logstore.errors import PreconditionFailed
 from workers.client.task_queue_pollers import list_live_pollers
 from workers.settings import Settings

@@ -19,8 +19,7 @@ from temporalio.worker import Worker
 
 from activities.records.metrics import HISTOGRAM_BOUNDS_S as RECORDS_BUCKETS
 from activities.transactions.coordinate_transactions import HISTOGRAM_BOUNDS_S
-from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import keep_worker_record
+from infra.stack.stack_home import StackHome, keep_worker_record
 from infra.telemetry.log_stream import configure_log_stream
 from infra.telemetry.metrics_endpoint import MetricsEndpoint, start_metrics_endpoint
 from infra.telemetry.tracing import start_tracing

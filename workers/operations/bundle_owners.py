@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from infra.coordination.ownership_nodes import LiveWorker, OwnershipNodes
-from infra.coordination.path_identity import check_path_belongs_to_catalog
+from infra.coordination.ownership_nodes import LiveWorker, OwnershipNodes, check_path_belongs_to_catalog
 from infra.coordination.zookeeper_session import ZooKeeperSession
 from logstore.catalog.audit_log import AuditLogWriter
 from logstore.catalog.ownership.fences import Fences

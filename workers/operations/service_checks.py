@@ -12,12 +12,10 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, GetSyste
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from infra.coordination.ownership_nodes import OwnershipNodes
-from infra.coordination.path_identity import check_path_belongs_to_catalog
+from infra.coordination.ownership_nodes import OwnershipNodes, check_path_belongs_to_catalog
 from infra.objects import read_store_clock_s
 from infra.stack.java_search import find_java
-from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import find_crashed_worker_ids, read_live_workers
+from infra.stack.stack_home import StackHome, find_crashed_worker_ids, read_live_workers
 from logstore.catalog import Database, open_catalog, require_current_version
 from logstore.catalog.engine.catalog_version import find_lost_write_ahead_file, require_writable_catalog
 from logstore.errors import CatalogMismatch, ServiceFailed, SextonError

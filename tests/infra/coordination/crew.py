@@ -3,9 +3,8 @@
 import threading
 from collections.abc import Callable
 
-from infra.coordination.bundle_holdings import OwnershipObserver
+from infra.coordination.bundle_holdings import OwnershipObserver, TakeoverTimes
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
-from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.catalog.ownership.fences import Fences
 from logstore.ownership import BundleId, Lease

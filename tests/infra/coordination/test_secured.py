@@ -12,10 +12,8 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, WorkerOwnershipNodes
-from infra.coordination.path_identity import claim_path_for_catalog
-from infra.coordination.zookeeper_errors import PemFiles
-from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
+from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, WorkerOwnershipNodes, claim_path_for_catalog
+from infra.coordination.zookeeper_session import EnsembleOptions, PemFiles, SessionState, ZooKeeperSession
 from logstore.errors import InvalidInput, ServiceFailed, SessionLost
 from logstore.ownership import BundleId, WorkerLoad
 from tests.logstore.eventually import assert_eventually

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from infra.objects.request_retries import RequestRetries
+from infra.objects.s3_responses import RequestRetries
 from logstore.errors import ServiceRefused, StoreUnavailable
 from logstore.retrying_clock import Backoff, Clock
 from tests.infra.objects.peer import Answer, Request, deleted, fault, scripted

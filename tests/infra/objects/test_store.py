@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from infra.objects.request_retries import RequestRetries
-from infra.objects.s3_client import create_s3_client
-from infra.objects.s3_store import S3ObjectStore
+from infra.objects.s3_responses import RequestRetries
+from infra.objects.s3_store import S3ObjectStore, create_s3_client
 from logstore.errors import AlreadyExists, InvalidInput, ServiceRefused, StoreUnavailable, Unsupported
 from logstore.ports.object_storage import DeleteReport, object_keys
 from logstore.retrying_clock import Backoff, Clock

@@ -16,8 +16,12 @@ from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.errors import CatalogMismatch, CatalogOutdated, StoreUnavailable, UploadUnproven
 from logstore.failpoints import SimulatedCrash
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, MarkerState, NamedBucket, marker_content
-from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
-from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S, MarkerCheckedBucket, MarkerChecker
+from logstore.identity.services.marker_checked_buckets import (
+    MAX_UNANSWERED_S,
+    LostCatalogIdentity,
+    MarkerCheckedBucket,
+    MarkerChecker,
+)
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.offload.tiered_copy import index_key

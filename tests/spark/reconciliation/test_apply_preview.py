@@ -13,7 +13,7 @@ import pytest
 
 from activities.reconciliation.apply_preview import ApplyPreviewResult
 from activities.reconciliation.inputs_and_results import ApplyPageInput, BeginApplyInput, PlanStepInput
-from infra.objects.s3_client import read_store_clock_s
+from infra.objects.s3_store import read_store_clock_s
 from infra.stack.embedded_stack import StackAddresses
 from logstore.deletion.intents import Outcome
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key

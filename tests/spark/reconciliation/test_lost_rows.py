@@ -15,7 +15,7 @@ from activities.reconciliation.inputs_and_results import (
     BulkJobInput,
     PlanStepInput,
 )
-from infra.objects.s3_client import read_store_clock_s
+from infra.objects.s3_store import read_store_clock_s
 from infra.stack.embedded_stack import StackAddresses
 from logstore.catalog import tables as t
 from logstore.errors import CorruptData, PreconditionFailed

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.coordination.zookeeper_errors import PemFiles
-from infra.objects.bucket_address import BucketAddress
+from infra.coordination.zookeeper_session import PemFiles
+from infra.objects.s3_store import BucketAddress
 from infra.pulsar.broker_admin import BrokerAdminAddress
 from infra.pulsar.cluster_access import PulsarCluster
 from logstore.errors import InvalidInput

@@ -12,8 +12,8 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
+from infra.coordination.bundle_holdings import TakeoverTimes
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions
-from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, WorkerOwnershipNodes
 from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
 from logstore.catalog import Catalog, Database

@@ -24,8 +24,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from infra.coordination.ownership_nodes import LiveWorker
 from infra.stack.service_port_choice import ChosenPorts, write_ports
-from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import WorkerRecord, keep_worker_record
+from infra.stack.stack_home import StackHome, WorkerRecord, keep_worker_record
 from logstore.catalog import Database
 from logstore.catalog.ownership.fences import Fences
 from logstore.deletion.intents import RequestRefusal
