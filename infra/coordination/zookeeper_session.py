@@ -37,6 +37,7 @@ from kazoo.security import CREATOR_ALL_ACL
 
 from infra.telemetry.client_spans import trace_zookeeper_call_within_trace
 from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
+from logstore.setting_files import PemFiles
 
 ZOOKEEPER: Final = "zookeeper"
 
@@ -78,15 +79,6 @@ def _needed_rights(setting: str) -> str:
 
 
 _TLS_CHECK_TIMEOUT_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PemFiles:
-    """Paths of PEM files, or empty texts. Without `ca`, the certificate authorities of this machine are trusted."""
-
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
 
 
 def unreachable_error(hosts: str, tls: PemFiles | None, setting: str) -> ServiceFailed:

@@ -45,7 +45,7 @@ from logstore.reconciliation.findings import (
 )
 from tests.fakes.bulk_jobs import FakeBulkJobs
 from tests.migrated_catalogs import create_migrated_sqlite
-from workers.assembly.pulsar_cluster_access import PulsarClusterOfSettings
+from workers.assembly.pulsar_cluster import PulsarClusterOfSettings
 from workers.settings import Settings
 
 RUN_ID: Final = "pulsar-1"

@@ -27,8 +27,7 @@ from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.fakes.pulsar_cluster import FakePulsarCluster
 from tests.faults.auditor import Observation, look
 from tests.faults.topic_plans import BUCKET_LIMITS, CURSOR_INLINE_BYTES, FOREIGN_OBJECTS, StorageTrouble
-from workers.assembly.log_store import LogStore, LogStoreBuckets, LogStorePolicies, assemble_log_store
-from workers.assembly.record_log_services import ImportedRecordFunctions, RecordLogPolicies
+from workers.assembly.log_store import ImportedRecordFunctions, LogStore, LogStoreBuckets, LogStorePolicies
 
 ENDLESS_TIMES = 1_000_000
 REPLICA_BUCKET_NAME = "far"
@@ -214,26 +213,27 @@ class World:
             driver_metadata={"driver": "aws-s3", "bucket": TIERED_BUCKET},
             cursor_inline_bytes=self.inline_bytes,
             bucket_limits=BUCKET_LIMITS,
-            records=RecordLogPolicies(
-                clock_bound_s=10**10,  # the fake's clock is its own
-                raider_sleep_s=0,
-                functions=ImportedRecordFunctions(ENDING_FUNCTION_REFERENCES),
-            ),
+            clock_bound_s=10**10,  # the fake's clock is its own
+            raider_sleep_s=0,
+            functions=ImportedRecordFunctions(ENDING_FUNCTION_REFERENCES),
         )
         clock = Clock(sleep=lambda _: None)
         delayed_tiered_storage = TieredCopyStorage(
             stores.tiered, now_us=lambda: catalog.offloads.now_us() + PHASE_TWO_DELAY_US
         )
         try:
-            with assemble_log_store(
-                catalog=catalog,
-                stores=stores,
-                policies=policies,
-                bulk=self.bulk,
-                cluster=self.cluster,
-                clock=clock,
+            with closing(
+                LogStore(
+                    catalog=catalog,
+                    stores=stores,
+                    policies=policies,
+                    bulk=self.bulk,
+                    cluster=self.cluster,
+                    clock=clock,
+                )
             ) as log:
-                yield replace(log, storages={**log.storages, CopyKind.OFFLOADED_LEDGER.value: delayed_tiered_storage})
+                log.storages = {**log.storages, CopyKind.OFFLOADED_LEDGER.value: delayed_tiered_storage}
+                yield log
         finally:
             database.close()
 

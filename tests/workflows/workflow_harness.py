@@ -272,8 +272,8 @@ class WorkflowHarness:
             *self._coordination_activities(),
             *self._snapshot_build_activities(),
             *self._delayed_index_activities(),
-            self.world.activities.records.ending.check_ending_request,
-            self.world.activities.records.ending.end_page,
+            self.world.activities.ending.check_ending_request,
+            self.world.activities.ending.end_page,
             *self.world.activities.list_record_log_activities(),
         ]
         replaced = {_activity_name(activity_method) for activity_method in replacements}

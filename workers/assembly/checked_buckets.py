@@ -8,7 +8,7 @@ from logstore.identity.bucket_markers import BucketRole, NamedBucket
 from logstore.identity.services.marker_checked_buckets import LostCatalogIdentity, MarkerCheckedBucket, MarkerChecker
 from logstore.offload.tiered_copy import CopyLocation
 from workers.settings import Settings, read_stack_record
-from workers.settings.tls_files import TlsFilePaths
+from workers.settings.tls_files import read_tls_files
 
 if TYPE_CHECKING:
     from infra.objects import S3BucketsByLocation, S3ObjectStore
@@ -101,7 +101,7 @@ def _open_primary_bucket_at(settings: Settings, fails_fast: bool, endpoint: str,
         region,
         settings.s3_access_key.get_secret_value() or None,
         settings.s3_secret_key.get_secret_value() or None,
-        ca_file=TlsFilePaths.from_checked_settings(settings, "s3").ca,
+        ca_file=read_tls_files(settings, "s3").ca,
         pool_size=2 * settings.activity_threads
         + settings.upload_threads
         + 8,  # connections for the threads in which readers prefetch

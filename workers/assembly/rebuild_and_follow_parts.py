@@ -23,7 +23,7 @@ from logstore.records.services.record_log import RecordLog
 from logstore.records.services.replica_follower import ReplicaFollower, ReplicaFollowSettings
 from logstore.records.services.upload_adoption import UploadAdopter
 from workers.assembly.checked_buckets import identify_catalog_by_records_marker, make_checked_bucket_opener
-from workers.assembly.log_store_from_settings import make_store_clock, open_spark_bulk_jobs
+from workers.assembly.log_store import make_store_clock, open_spark_bulk_jobs
 from workers.settings import Settings
 
 

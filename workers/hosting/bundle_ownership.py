@@ -14,8 +14,8 @@ from logstore.ownership import BundleId, Lease, bundle_of_topic
 from logstore.ports.bundle_owners import TopicOwners
 from logstore.validated_names import TopicName
 from workers.assembly.log_store import LogStore
-from workers.assembly.zookeeper_credentials import identity_and_tls_from_settings
 from workers.settings import Settings
+from workers.settings.tls_files import identity_and_tls_from_settings
 
 
 class WorkerOwnership(TopicOwners, Protocol):

@@ -27,10 +27,8 @@ from logstore import failpoints
 from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import check_worker_id
 from logstore.records.services.rebuild_manifests import RebuildManifests
-from workers.assembly.activities import create_activities
-from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import open_log_store
-from workers.assembly.record_log_services import ImportedRecordFunctions
+from workers.assembly.activities import WorkerActivities
+from workers.assembly.log_store import ImportedRecordFunctions, LogStore, open_log_store
 from workers.catalog_match import mark_namespace_as_own, mark_or_refuse_primary_and_tiered
 from workers.client import workflow_search
 from workers.client.payload_encryption import get_codec
@@ -140,7 +138,7 @@ async def _serve_queues(
         store = StoreStatusReader(log.catalog, log.records.replication.list_replica_statuses, ui)
         add_status_pages(endpoints.pages, StatusReader(name, store, client, endpoints.readiness, ui))
         worker_set = TemporalWorkerSet(
-            client=client, activities=create_activities(log, owners), settings=settings, running=running
+            client=client, activities=WorkerActivities(log, owners), settings=settings, running=running
         )
         with worker_set.create_workers(queues, name) as workers:
             async with (

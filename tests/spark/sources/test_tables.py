@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from spark.sources import data_sources
 from spark.warm_session import WarmSession
 from tests.spark.reconciliation.damage import Damaged, healthy
-from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses, open_log_store
+from workers.assembly.log_store import executor_catalog_and_bucket_addresses, open_log_store
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
