@@ -68,7 +68,8 @@ class BundleOwner:
     """Ownership of bundles by one worker. An instance is started once and stopped once.
 
     `load` returns the worker's current load, 0 or more. A worker with load 1 gets half as many bundles as an idle
-    worker. `failure` is the error that ended the ownership. The worker shuts down after this error.
+    worker. `failure` is the error that ended the ownership. The worker shuts down after this error. `stopping` is set
+    when the worker owns no bundle and can never own a bundle again.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class BundleOwner:
         self._thread.start()
 
     def stop(self) -> None:
+        """Release all bundles without delay."""
         self.stopping.set()
         self._messages.put(_SessionMessage())
         session = self._session
@@ -144,6 +146,7 @@ class BundleOwner:
         return OtherBundleOwner(worker_id=node.worker_id) if node and node.worker_id else None
 
     def leases(self) -> list[Lease]:
+        """Return the leases under which this worker may write now."""
         return [lease for _, lease in sorted(self._holdings.leases.items())] if self._is_connected else []
 
     @property

@@ -85,7 +85,7 @@ class OffloadStore:
             )
         return uploads
 
-    def list_version_ids(self, key: OffloadKey) -> list[str]:
+    def list_version_ids(self, key: OffloadKey) -> Sequence[str]:
         """Return the ids of all versions of an object, without delete markers."""
         return self.objects.list_version_ids(str(key))
 

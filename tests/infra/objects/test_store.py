@@ -33,7 +33,7 @@ def store_at(peer: Peer, retries: RequestRetries = NO_WAITS) -> S3ObjectStore:
 
 def parting(store: S3ObjectStore) -> S3ObjectStore:
     """The same store, which sends files of more than 5 bytes in parts."""
-    return S3ObjectStore(store._client, store.bucket, retries=NO_WAITS, part_bytes=5)
+    return S3ObjectStore(store.client, store.bucket, retries=NO_WAITS, part_bytes=5)
 
 
 def in_turn(*answers: Answer) -> Callable[[Request], Answer]:

@@ -26,8 +26,8 @@ from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
 from tests.migrated_catalogs import migrate_or_copy_catalog
 from tests.observed_engines import trace_sql_statements
-from workers.hosting import ownership_telemetry
-from workers.hosting.ownership_telemetry import OwnershipTelemetry
+from workers.hosting import bundle_ownership
+from workers.hosting.bundle_ownership import OwnershipTelemetry
 
 __all__ = ["ensemble", "zookeeper"]
 
@@ -62,7 +62,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[_World]:
     """On tracers of its own."""
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(ownership_telemetry, "_tracer", provider.get_tracer("test"))
+    monkeypatch.setattr(bundle_ownership, "_tracer", provider.get_tracer("test"))
     for name in ("_sql_tracer", "_zookeeper_tracer"):
         monkeypatch.setattr(client_spans, name, provider.get_tracer("test"))
     with trace_sql_statements():

@@ -10,8 +10,8 @@ import pytest
 from logstore.errors import ServiceFailed
 from tests.faults.real_world import wait_until_true
 from workers.client.stuck_scheduled_runs import StuckRun
-from workers.hosting.background_tasks import run_in_background
 from workers.hosting.readiness import FRESH_S, Readiness, WorkerPhase, make_schedules_check, make_threaded_checks
+from workers.hosting.worker_process import run_in_background
 
 
 class Service:
