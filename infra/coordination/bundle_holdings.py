@@ -94,31 +94,6 @@ class BundleTakeoverRules:
         self._reserved_until |= dict.fromkeys(taken_over, now + self._times.rest_s)
 
 
-class FenceChecker:
-    """Comparison of leases with fences every `interval_s`. Not thread-safe."""
-
-    def __init__(self, fences: Fences, *, interval_s: float) -> None:
-        self._fences, self._interval_s = fences, interval_s
-        self._checked_at_s = time.monotonic()
-
-    def find_overtaken_bundles_if_due(self, leases: Collection[Lease]) -> list[BundleId]:
-        """Return the bundles whose fence was raised after this worker acquired its lease.
-
-        The result is empty if no comparison is due yet, or if the catalog does not answer.
-        """
-        now = time.monotonic()
-        if not leases or now - self._checked_at_s < self._interval_s:
-            return []
-        self._checked_at_s = now
-        try:
-            fences = self._fences.list_fences()
-        except RetryableError as error:
-            _log.info("fences are looked at again later: %s", error)
-            return []
-        valid_leases = {Lease(bundle=fence.bundle, fence=fence.counter, worker_id=fence.worker_id) for fence in fences}
-        return [lease.bundle for lease in leases if lease not in valid_leases]
-
-
 class BundleListener(Protocol):
     """Listener for acquired and lost bundles. Its methods run on the thread of `BundleOwner` and must return soon."""
 
@@ -200,7 +175,7 @@ class BundleHoldings:
         self._owner_change = -1  # change counter of the owner nodes at that time
         self._takeover = BundleTakeoverRules(worker_id, takeover)
         self._reset_attempts(session=0, waits=0)
-        self._fence_checker = FenceChecker(fences, interval_s=takeover.fence_check_interval_s)
+        self._fence_check_interval_s, self._fences_checked_at_s = takeover.fence_check_interval_s, time.monotonic()
         self._published_load: WorkerLoad | None = None
         self._is_registered = False  # the worker's node belongs to the present session
 
@@ -236,9 +211,7 @@ class BundleHoldings:
         removed = [bundle for bundle in self.leases if view.owners.get(bundle) != self._worker_id]
         self._unload_bundles(removed, UnloadReason.REMOVED)
         self._takeover.leave_to_others(removed, now)
-        self._unload_bundles(
-            self._fence_checker.find_overtaken_bundles_if_due(self.leases.values()), UnloadReason.OVERTAKEN
-        )
+        self._unload_bundles(self._find_overtaken_bundles_if_due(now), UnloadReason.OVERTAKEN)
         if self._check_catalog_reachable():
             due = self._takeover.find_due_bundles(view, now) - self.leases.keys()
             self._takeover.reserve(due, view, now)
@@ -251,6 +224,21 @@ class BundleHoldings:
         self._shed_surplus_bundles(nodes, view, now)
         self._register_and_publish_load(nodes, load)
         self._events.on_reconciled(len(self._pending_bundles))
+
+    def _find_overtaken_bundles_if_due(self, now: float) -> list[BundleId]:
+        """Return the bundles whose fence was raised after this worker acquired its lease.
+
+        The result is empty if no comparison is due yet, or if the catalog does not answer.
+        """
+        if not self.leases or now - self._fences_checked_at_s < self._fence_check_interval_s:
+            return []
+        self._fences_checked_at_s = now
+        try:
+            newest_leases = set(self._fences.list_newest_leases())
+        except RetryableError as error:
+            _log.info("fences are looked at again later: %s", error)
+            return []
+        return [lease.bundle for lease in self.leases.values() if lease not in newest_leases]
 
     def _register_and_publish_load(self, nodes: WorkerOwnershipNodes, load: float) -> None:
         worker_load = WorkerLoad(load=load, bundles=len(self.leases), room=not self._is_catalog_unreachable)

@@ -149,7 +149,7 @@ class LogStore:
             CopyKind.LEDGER.value: PrimaryCopyStorage(stores.primary),
             CopyKind.OFFLOADED_LEDGER.value: TieredCopyStorage(stores.tiered, now_us=catalog.offloads.now_us),
         }
-        self.committer = GroupCommitter(catalog.commits)
+        self.committer = GroupCommitter(catalog.commits.commit_writes)
         tiered = TieredCopyFinder(offloads=catalog.offloads, buckets=stores.tiered)
         contents = ComponentLedgers(
             components=catalog.components,

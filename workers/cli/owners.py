@@ -174,7 +174,7 @@ def unload_bundle(
             return Answer(document=document)
         with show_progress_bar(f"waiting for an owner of {owned.name}"):
             lease = unloader.wait_until_acquired(owned, within_s=_ACQUISITION_TIMEOUT_S)
-    document |= {"taken_by": lease.worker_id if lease else None, "taken_fence": lease.counter if lease else None}
+    document |= {"taken_by": lease.worker_id if lease else None, "taken_fence": lease.fence if lease else None}
     if lease is None:
         print_note(
             f"it is unloaded, and no worker took it within {_ACQUISITION_TIMEOUT_S:.0f} s; see `sexton owners list`"
@@ -186,9 +186,9 @@ def _make_owned_document(owned: "OwnedBundle") -> dict[str, object]:
     return {
         "bundle": owned.name,
         "number": int(owned.bundle),
-        "owner": owned.worker_id,
+        "owner": owned.node.worker_id,
         "fence": owned.fence,
-        "session": _format_session(owned.session),
+        "session": _format_session(owned.node.session),
     }
 
 

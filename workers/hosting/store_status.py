@@ -200,11 +200,11 @@ class StoreStatusReader:
         }
 
     def _count_bundles_by_worker(self) -> Section:
-        fences, bundles = self._catalog.fences.list_fences(), self._catalog.fences.count_bundles()
-        bundles_by_worker = Counter(fence.worker_id for fence in fences)
+        leases, bundles = self._catalog.fences.list_newest_leases(), self._catalog.fences.count_bundles()
+        bundles_by_worker = Counter(lease.worker_id for lease in leases)
         return {
             "bundles": bundles,
-            "never_owned": bundles - len(fences),
+            "never_owned": bundles - len(leases),
             "workers": [
                 {"worker_id": name, "bundles": count}
                 for name, count in bundles_by_worker.most_common(MAX_ROWS_PER_LIST)

@@ -97,7 +97,7 @@ class Crew:
     def settled(self, *names: str) -> bool:
         """Whether these own all bundles, and the last fence of each is its owner's."""
         leases = [lease for name in names or self.owners for lease in self.owners[name].leases()]
-        last = {one.bundle: (one.counter, one.worker_id) for one in self.fences.list_fences()}
+        last = {one.bundle: (one.fence, one.worker_id) for one in self.fences.list_newest_leases()}
         return len(leases) == BUNDLES and {one.bundle: (one.fence, one.worker_id) for one in leases} == last
 
     def await_looks(self, name: str, more: int) -> None:
