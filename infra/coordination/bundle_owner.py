@@ -268,19 +268,16 @@ class SingleOwner:
         """
         missing = [BundleId(bundle) for bundle in range(self._bundle_count)]
         for _ in range(_MAX_RAISES):
-            self._acquire(missing)
+            with self._events.trace_acquisition(missing):
+                leases = {lease.bundle: lease for lease in self._fences.raise_fences(missing, self._worker_id)}
+                self._events.on_acquired(leases.values())
+            self._leases |= leases
             missing = [bundle for bundle in missing if bundle not in self._leases]
             if not missing or self.stopping.is_set():
                 break
         if missing:
             raise CatalogBusy(f"bundles {missing[:10]}: a write under an earlier lease does not end")
         self._events.on_lease_count(len(self._leases))
-
-    def _acquire(self, bundles: list[BundleId]) -> None:
-        with self._events.trace_acquisition(bundles):
-            leases = {lease.bundle: lease for lease in self._fences.raise_fences(bundles, self._worker_id)}
-            self._events.on_acquired(leases.values())
-        self._leases |= leases
 
     def stop(self) -> None:
         self.stopping.set()

@@ -61,21 +61,17 @@ def translate_kazoo_errors(action: str, address: str, setting: str) -> Iterator[
     except _SESSION_ENDED as error:
         raise SessionLost(f"zookeeper: the session ended while {action}") from error
     except _ACCESS_DENIED as error:
+        # Sexton needs everything on its own nodes, and as little as possible on those of a Pulsar cluster.
+        rights = "all rights" if setting == ZOOKEEPER else "the right to do this"
         raise ServiceFailed(
             ZOOKEEPER,
             f"{address} refuses us while {action} ({type(error).__name__})",
-            advice=f"grant this worker's identity {_needed_rights(setting)} on that path,"
-            f" or mend the setting `{setting}_auth`",
+            advice=f"grant this worker's identity {rights} on that path, or mend the setting `{setting}_auth`",
         ) from error
     except (KazooException, KazooTimeoutError) as error:  # no connection, or no answer in time
         raise StoreUnavailable(
             f"zookeeper: no answer while {action}: {type(error).__name__} {error}".strip()
         ) from error
-
-
-def _needed_rights(setting: str) -> str:
-    """Return what Sexton needs: on its own nodes everything, on those of a Pulsar cluster as little as possible."""
-    return "all rights" if setting == ZOOKEEPER else "the right to do this"
 
 
 _TLS_CHECK_TIMEOUT_S = 1.0

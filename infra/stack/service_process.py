@@ -58,7 +58,10 @@ class ServiceProcess:
         """Start the process in a new POSIX session, and write the pid file. Return the log's earlier size in bytes."""
         mark = uuid.uuid4().hex
         with self.home.translate_disk_errors():
-            log_start = self._rotate_large_log()
+            log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
+            if log_start > _MAX_LOG_BYTES:
+                self.log_file.replace(self.log_file.with_suffix(".log.1"))
+                log_start = 0
             with self.log_file.open("ab") as log:
                 child = self._spawn(argv, cwd=cwd, env={**env, _MARK_VARIABLE: mark}, log_fd=log.fileno())
         # Reaps a server that dies before its starter. A daemon thread does not keep the starter alive.
@@ -136,13 +139,6 @@ class ServiceProcess:
         except psutil.NoSuchProcess:
             started = 0.0  # the process died at once, which the caller's health check reports
         self.home.write_file(self.pid_file, json.dumps({"pid": pid, "started": started, "mark": mark}))
-
-    def _rotate_large_log(self) -> int:
-        size = self.log_file.stat().st_size if self.log_file.exists() else 0
-        if size <= _MAX_LOG_BYTES:
-            return size
-        self.log_file.replace(self.log_file.with_suffix(".log.1"))
-        return 0
 
     def _kill_tree(self, process: psutil.Process) -> None:
         """Kill the process and its descendants, also in other process groups, such as the Java of a worker's Spark."""

@@ -27,7 +27,11 @@ def add_placeholder_spans(spans: dict[str, SpanRow]) -> None:
     The placeholder of an activity becomes a child of the workflow run that its children name. Any other placeholder
     becomes a child of the trace's root, if there is only one root.
     """
-    lost_parents = _build_placeholder_parents(spans)
+    orphans: dict[str, list[SpanRow]] = defaultdict(list)
+    for span in spans.values():
+        if span.parent_id is not None and span.parent_id not in spans:
+            orphans[span.parent_id].append(span)
+    lost_parents = {span_id: _build_placeholder_parent(span_id, children) for span_id, children in orphans.items()}
     spans.update(lost_parents)
     run_span_ids = {
         _run_key(span): span_id for span_id, span in spans.items() if span.name.startswith(RUN_WORKFLOW_PREFIX)
@@ -41,14 +45,6 @@ def add_placeholder_spans(spans: dict[str, SpanRow]) -> None:
         run_id = run_span_ids.get(_run_key(lost)) if lost.name.startswith(START_ACTIVITY_PREFIX) else None
         lost.parent_id = run_id or root_id
     spans.update((attempt.span_id, attempt) for attempt in list(_build_attempt_gap_placeholders(spans)))
-
-
-def _build_placeholder_parents(spans: Mapping[str, SpanRow]) -> dict[str, SpanRow]:
-    orphans: dict[str, list[SpanRow]] = defaultdict(list)
-    for span in spans.values():
-        if span.parent_id is not None and span.parent_id not in spans:
-            orphans[span.parent_id].append(span)
-    return {span_id: _build_placeholder_parent(span_id, children) for span_id, children in orphans.items()}
 
 
 def _build_placeholder_parent(span_id: str, children: Sequence[SpanRow]) -> SpanRow:

@@ -271,27 +271,14 @@ def create_tracer_provider(service: str, *, traces_dir: Path | None, runs_workfl
 
 
 _lock = threading.Lock()
-_started: "Tracing | None" = None  # OpenTelemetry allows one provider per process
+_started: Provider | None = None  # OpenTelemetry allows one provider per process
 
 
-@dataclass(frozen=True, slots=True)
-class Tracing:
-    provider: "Provider"
-
-    def flush(self, *, timeout_s: float = 5.0) -> bool:
-        """Export all finished spans. Return whether the export succeeded in time."""
-        return self.provider.force_flush(round(timeout_s * 1000))
-
-    def shutdown(self) -> None:
-        """Export all finished spans and end the tracing. Spans that end later are lost. Idempotent."""
-        self.provider.shutdown()
-
-
-def start_tracing(service: str, *, traces_dir: Path | None, runs_workflows: bool = False) -> Tracing:
+def start_tracing(service: str, *, traces_dir: Path | None, runs_workflows: bool = False) -> Provider:
     """Send this process's spans to a file, and to an OTLP collector if the environment names one.
 
     The call sets the process's tracer provider, and records a span for every SQL statement from now on. S3 clients
-    record their own spans. A second call in a process returns the tracing of the first call, because OpenTelemetry
+    record their own spans. A second call in a process returns the provider of the first call, because OpenTelemetry
     allows one provider per process.
 
     Args:
@@ -307,9 +294,7 @@ def start_tracing(service: str, *, traces_dir: Path | None, runs_workflows: bool
         if _started is not None:
             _log.debug("tracing runs already: %s joins it", service)
             return _started
-        tracing = _started = Tracing(
-            create_tracer_provider(service, traces_dir=traces_dir, runs_workflows=runs_workflows)
-        )
-        trace.set_tracer_provider(tracing.provider)
+        provider = _started = create_tracer_provider(service, traces_dir=traces_dir, runs_workflows=runs_workflows)
+        trace.set_tracer_provider(provider)
     trace_all_sql_statements()
-    return tracing
+    return provider

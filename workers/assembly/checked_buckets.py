@@ -30,16 +30,8 @@ def make_checked_bucket_opener(
 
     For primary and tiered buckets, `require_current` is called, too. It raises if the database is not the catalog now.
     """
-
-    @cache
-    def open_buckets() -> "S3BucketsByLocation":
-        # Buckets are opened late, because many commands use none, and the import of boto3 takes 0.3 s.
-        from infra.objects import S3BucketsByLocation  # noqa: PLC0415 - start-up time
-
-        home = open_primary_bucket(settings, fails_fast=fails_fast)
-        return S3BucketsByLocation(
-            home, partial(_open_primary_bucket_at, settings, fails_fast), own_stack=uses_embedded_store(settings)
-        )
+    # Buckets are opened late, because many commands use none, and the import of boto3 takes 0.3 s.
+    open_buckets = cache(partial(_open_buckets_by_location, settings, fails_fast=fails_fast))
 
     @cache
     def get_configured(role: BucketRole, location: CopyLocation) -> MarkerCheckedBucket:
@@ -65,12 +57,7 @@ def identify_catalog_by_records_marker(
     settings: Settings,
 ) -> "tuple[LostCatalogIdentity, Callable[[BucketRole, str], tuple[NamedBucket, S3ObjectStore]]]":
     """Return the catalog in the marker of the records bucket, and a function that opens buckets without a check."""
-    from infra.objects import S3BucketsByLocation  # noqa: PLC0415 - start-up time
-
-    home = open_primary_bucket(settings)
-    buckets = S3BucketsByLocation(
-        home, partial(_open_primary_bucket_at, settings, False), own_stack=uses_embedded_store(settings)
-    )
+    buckets = _open_buckets_by_location(settings)
 
     def get_bucket(role: BucketRole, bucket: str) -> "tuple[NamedBucket, S3ObjectStore]":
         return NamedBucket(role=role, bucket=bucket, address=settings.s3_endpoint), buckets(CopyLocation(bucket))
@@ -83,6 +70,15 @@ def make_checked_bucket_opener_by_name(
 ) -> Callable[[BucketRole, str], MarkerCheckedBucket]:
     get_bucket = make_checked_bucket_opener(settings, marker_checker, fails_fast=fails_fast)
     return lambda role, bucket: get_bucket(role, CopyLocation(bucket))
+
+
+def _open_buckets_by_location(settings: Settings, *, fails_fast: bool = False) -> "S3BucketsByLocation":
+    from infra.objects import S3BucketsByLocation  # noqa: PLC0415 - start-up time
+
+    home = open_primary_bucket(settings, fails_fast=fails_fast)
+    return S3BucketsByLocation(
+        home, partial(_open_primary_bucket_at, settings, fails_fast), own_stack=uses_embedded_store(settings)
+    )
 
 
 def open_primary_bucket(settings: Settings, *, fails_fast: bool = False) -> "S3ObjectStore":

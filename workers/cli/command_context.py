@@ -80,13 +80,13 @@ class CommandServices:
 
         from infra.telemetry.tracing import prune_span_files_if_due, start_tracing  # noqa: PLC0415
 
-        tracing = start_tracing("sexton", traces_dir=settings.traces_dir)
+        provider = start_tracing("sexton", traces_dir=settings.traces_dir)
         span = trace.get_tracer("sexton.cli").start_span(command, start_time=began_ns)
         try:
             with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
                 yield CommandTraceSpan(span)
         finally:
-            tracing.flush(timeout_s=_FLUSH_TIMEOUT_S)
+            provider.force_flush(round(_FLUSH_TIMEOUT_S * 1000))
             prune_span_files_if_due(
                 settings.traces_dir, older_than_s=settings.trace_retention, max_bytes=settings.trace_max_bytes
             )

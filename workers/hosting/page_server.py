@@ -21,7 +21,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -91,7 +91,7 @@ def create_page_router(readiness: Readiness, metrics_url: str) -> PageRouter:
         return web.Response(text="ok\n")
 
     async def report_readiness(_: web.Request) -> web.StreamResponse:
-        checks = [result.to_json() for result in readiness.latest_results_failing_if_stale()]
+        checks = [asdict(result) for result in readiness.latest_results_failing_if_stale()]
         document = {"ready": readiness.is_ready, "phase": readiness.phase, "checks": checks}
         return web.json_response(document, status=200 if readiness.is_ready else 503)
 

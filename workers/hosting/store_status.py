@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -323,7 +323,7 @@ class StatusReader:
                 "worker_id": self._worker_id,
                 "ready": self._readiness.is_ready,
                 "phase": self._readiness.phase.value,
-                "checks": [result.to_json() for result in self._readiness.latest_results_failing_if_stale()],
+                "checks": [asdict(result) for result in self._readiness.latest_results_failing_if_stale()],
             },
             **(catalog or dict.fromkeys(self._sections, timeout)),
             "replicas": replicas or timeout,
