@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from sqlalchemy import Connection, event
@@ -15,7 +15,7 @@ from logstore.catalog import Catalog, Database
 from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.failpoints import SimulatedCrash
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, NamedBucket, marker_content
-from logstore.identity.services.marker_checked_buckets import MarkerChecker
+from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.object_storage import ObjectInfo
@@ -176,22 +176,16 @@ class World:
 
     def _buckets(self, catalog: Catalog) -> LogStoreBuckets:
         """The buckets as a process of the catalog uses them."""
-        stores = MarkerChecker(catalog.identities)
+        open_checked = partial(MarkerCheckedBucket, catalog.identities)
         warm = NamedBucket(role=BucketRole.PRIMARY, bucket="warm", address="")
         cold = replace(warm, role=BucketRole.TIERED)
         tiered = cache(
-            lambda location: stores.get_checked_bucket(
-                replace(cold, bucket=location.bucket), lambda: self.bucket(location)
-            )
+            lambda location: open_checked(replace(cold, bucket=location.bucket), lambda: self.bucket(location))
         )
-        records = stores.get_checked_bucket(
-            replace(warm, role=BucketRole.RECORDS, bucket="records"), lambda: self.records
-        )
-        replica = stores.get_checked_bucket(
-            replace(warm, role=BucketRole.REPLICA, bucket=REPLICA_BUCKET_NAME), lambda: self.replica
-        )
+        records = open_checked(replace(warm, role=BucketRole.RECORDS, bucket="records"), lambda: self.records)
+        replica = open_checked(replace(warm, role=BucketRole.REPLICA, bucket=REPLICA_BUCKET_NAME), lambda: self.replica)
         return LogStoreBuckets(
-            primary=stores.get_checked_bucket(warm, lambda: self.store),
+            primary=open_checked(warm, lambda: self.store),
             tiered=tiered,
             records=records,
             replicas={REPLICA_BUCKET_NAME: replica},

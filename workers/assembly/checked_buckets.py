@@ -5,8 +5,9 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
-from logstore.identity.services.marker_checked_buckets import LostCatalogIdentity, MarkerCheckedBucket, MarkerChecker
+from logstore.identity.services.marker_checked_buckets import LostCatalogIdentity, MarkerCheckedBucket
 from logstore.offload.tiered_copy import CopyLocation
+from logstore.ports.catalog.identity import CatalogIdentity
 from workers.settings import Settings, read_stack_record
 from workers.settings.tls_files import read_tls_files
 
@@ -21,7 +22,7 @@ def uses_embedded_store(settings: Settings) -> bool:
 
 def make_checked_bucket_opener(
     settings: Settings,
-    marker_checker: MarkerChecker,
+    identity: CatalogIdentity,
     *,
     fails_fast: bool = False,
     require_current: Callable[[], None] | None = None,
@@ -36,12 +37,12 @@ def make_checked_bucket_opener(
     @cache
     def get_configured(role: BucketRole, location: CopyLocation) -> MarkerCheckedBucket:
         named_bucket = NamedBucket(role=role, bucket=location.bucket, address=settings.s3_endpoint)
-        return marker_checker.get_checked_bucket(named_bucket, lambda: open_buckets()(location), currency_check(role))
+        return MarkerCheckedBucket(identity, named_bucket, lambda: open_buckets()(location), currency_check(role))
 
     @cache
     def get_stated(role: BucketRole, store: "S3ObjectStore") -> MarkerCheckedBucket:
         named_bucket = NamedBucket(role=role, bucket=store.bucket, address=store.endpoint)
-        return marker_checker.get_checked_bucket(named_bucket, lambda: store, currency_check(role))
+        return MarkerCheckedBucket(identity, named_bucket, lambda: store, currency_check(role))
 
     def currency_check(role: BucketRole) -> Callable[[], None] | None:
         return require_current if role in {BucketRole.PRIMARY, BucketRole.TIERED} else None
@@ -66,9 +67,9 @@ def identify_catalog_by_records_marker(
 
 
 def make_checked_bucket_opener_by_name(
-    settings: Settings, marker_checker: MarkerChecker, *, fails_fast: bool = False
+    settings: Settings, identity: CatalogIdentity, *, fails_fast: bool = False
 ) -> Callable[[BucketRole, str], MarkerCheckedBucket]:
-    get_bucket = make_checked_bucket_opener(settings, marker_checker, fails_fast=fails_fast)
+    get_bucket = make_checked_bucket_opener(settings, identity, fails_fast=fails_fast)
     return lambda role, bucket: get_bucket(role, CopyLocation(bucket))
 
 

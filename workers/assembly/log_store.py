@@ -26,7 +26,6 @@ from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.errors import InvalidInput
 from logstore.identity.bucket_markers import BucketRole
-from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.log.ledgers import CopyKind
 from logstore.log.services import RollPolicy, TopicLogs
 from logstore.log.services.component_ledgers import ComponentLedgers
@@ -295,7 +294,7 @@ def open_log_store_on_catalog(catalog: Catalog, settings: Settings) -> Iterator[
     """Open the log store with an open catalog. The catalog stays open after the block."""
     get_bucket = make_checked_bucket_opener(
         settings,
-        MarkerChecker(catalog.identities),
+        catalog.identities,
         require_current=lambda: require_current_catalog(
             catalog.records, get_bucket(BucketRole.RECORDS, CopyLocation(settings.records_bucket))
         ),

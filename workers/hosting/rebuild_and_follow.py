@@ -32,7 +32,6 @@ from logstore.catalog.records.rebuild_loading import RebuildDatabase
 from logstore.catalog.records.replica_database import open_replica_database
 from logstore.errors import PreconditionFailed, ServiceRefused, UnknownObject
 from logstore.identity.bucket_markers import BucketRole
-from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.records.absent_ledger_share import MAX_ABSENT_SHARE
 from logstore.records.job_results import FollowedRecords
@@ -78,7 +77,7 @@ class RebuildCommandParts:
 
 @contextmanager
 def open_rebuild_parts(
-    settings: Settings, buckets: Sequence[tuple[BucketRole, str]], *, require_no_workers: Callable[[], None] | None
+    settings: Settings, *, require_no_workers: Callable[[], None] | None
 ) -> Iterator[RebuildCommandParts]:
     """Open the services for a rebuild into the database in `database_url`.
 
@@ -91,7 +90,7 @@ def open_rebuild_parts(
 
     def list_buckets_with_marker() -> Sequence[tuple[BucketRole, str]]:
         marked = []
-        for bucket, store in [get_bucket(role, name) for role, name in buckets]:
+        for bucket, store in [get_bucket(role, name) for role, name in list_configured_buckets(settings)]:
             try:
                 if lost_catalog.has_marker(bucket, store):
                     marked.append((bucket.role, bucket.bucket))
@@ -119,7 +118,7 @@ def _open_loaded_catalog(settings: Settings, log: RecordLog, stack: ExitStack) -
     catalog = stack.enter_context(
         open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
     )
-    get_bucket = make_checked_bucket_opener(settings, MarkerChecker(catalog.identities))
+    get_bucket = make_checked_bucket_opener(settings, catalog.identities)
     adopter = UploadAdopter(
         adoption=catalog.adoption,
         objects=get_bucket(BucketRole.PRIMARY, CopyLocation(settings.primary_bucket)),
@@ -314,7 +313,7 @@ def rebuild_catalog(
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))
     require_stopped = None if take_over else partial(_require_no_workers_in_thread, settings)
-    with open_rebuild_parts(settings, list_configured_buckets(settings), require_no_workers=require_stopped) as parts:
+    with open_rebuild_parts(settings, require_no_workers=require_stopped) as parts:
         request = RebuildCatalogInput(
             rebuild="",
             skip_unreadable=skip_unreadable,

@@ -46,10 +46,8 @@ class BundleSummary:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSummary:
     worker_id: str
-    load: float | None  # last published load; None without ZooKeeper
-    room: bool | None  # whether the worker accepts bundles now
     bundles: int  # number of owned bundles
-    session: int | None
+    live: LiveWorker | None  # None: ownership without ZooKeeper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +112,11 @@ def read_ownership_overview(fences: Fences, directory: OwnershipNodes | None) ->
         )
         for bundle in map(BundleId, range(bundle_count))
     ]
-    workers = _summarize_workers(owner_by_bundle, None if directory is None else live_workers)
+    bundle_count_by_worker = Counter(owner.worker_id for owner in owner_by_bundle.values())
+    workers = [
+        WorkerSummary(worker_id=worker_id, bundles=bundle_count_by_worker[worker_id], live=live_workers.get(worker_id))
+        for worker_id in sorted(bundle_count_by_worker if directory is None else live_workers)
+    ]
     return OwnershipOverview(bundles=rows, workers=workers)
 
 
@@ -129,27 +131,6 @@ def _summarize_owner(
     else:
         state = OwnerSessionState.ALIVE
     return BundleOwnerSession(worker_id=node.worker_id, session=node.session, state=state)
-
-
-def _summarize_workers(
-    owner_by_bundle: Mapping[BundleId, BundleOwnerSession], live_workers: Mapping[str, LiveWorker] | None
-) -> list[WorkerSummary]:
-    bundle_count_by_worker = Counter(owner.worker_id for owner in owner_by_bundle.values())
-    if live_workers is None:
-        return [
-            WorkerSummary(worker_id=worker_id, load=None, room=None, bundles=count, session=None)
-            for worker_id, count in sorted(bundle_count_by_worker.items())
-        ]
-    return [
-        WorkerSummary(
-            worker_id=worker_id,
-            load=worker.load.load,
-            room=worker.load.room,
-            bundles=bundle_count_by_worker[worker_id],
-            session=worker.session,
-        )
-        for worker_id, worker in sorted(live_workers.items())
-    ]
 
 
 _POLL_INTERVAL_S: Final = 0.2

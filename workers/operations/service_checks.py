@@ -23,7 +23,6 @@ from logstore.catalog.engine.catalog_version import find_lost_write_ahead_file, 
 from logstore.catalog.records.outbox import RecordOutbox
 from logstore.errors import CatalogMismatch, CatalogOutdated, ServiceFailed, SextonError
 from logstore.identity.bucket_markers import MARKER_KEY, PROBE_PREFIX, BucketRole, MarkerState
-from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.ownership import MAX_BUNDLES
 from logstore.ports.catalog.identity import CatalogIdentity
 from workers.assembly.checked_buckets import make_checked_bucket_opener_by_name, open_primary_bucket
@@ -59,7 +58,7 @@ def check_bucket_deletes(settings: Settings) -> str:
     store = open_primary_bucket(settings, fails_fast=True)
     role_by_bucket = {bucket: role for role, bucket in list_configured_buckets(settings)}
     with open_catalog(settings.database_url) as catalog, ThreadPoolExecutor(len(role_by_bucket)) as pool:
-        own_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(catalog.identities), fails_fast=True)
+        own_bucket = make_checked_bucket_opener_by_name(settings, catalog.identities, fails_fast=True)
 
         def find_problem(bucket: str, role: BucketRole) -> str | None:
             try:
@@ -365,7 +364,7 @@ def _iterate_identity_checks(
     settings: Settings, identities: CatalogIdentity
 ) -> Iterator[tuple[str, Callable[[], bool]]]:
     if settings.has_object_store:
-        own_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(identities), fails_fast=True)
+        own_bucket = make_checked_bucket_opener_by_name(settings, identities, fails_fast=True)
         for role, bucket in list_configured_buckets(settings):
             store = own_bucket(role, bucket)
             yield (

@@ -50,27 +50,31 @@ MAX_UNANSWERED_S: Final = 60.0
 """Maximum age of the last answered database check at an upload. A rebuild waits longer before it reads storage."""
 
 
-class MarkerChecker:
-    """Checker of bucket markers against a catalog's id, and writer of missing markers. Thread-safe."""
+class MarkerCheckedBucket:
+    """`OwnedStore` that compares the bucket's marker with the catalog once in each process, before the first use.
 
-    def __init__(self, identity: CatalogIdentity) -> None:
-        self._identity = identity
+    The first use also writes a missing marker. `connect` is called once. `require_current` raises if the database is
+    no longer the catalog. Thread-safe.
+    """
 
-    def get_checked_bucket(
+    def __init__(
         self,
+        identity: CatalogIdentity,
         bucket: NamedBucket,
         connect: Callable[[], ObjectStore],
         require_current: Callable[[], None] | None = None,
         *,
         now_s: Callable[[], float] = time.monotonic,
-    ) -> "MarkerCheckedBucket":
-        """Return the bucket. Its first use connects it, and compares its marker with this catalog.
+    ) -> None:
+        self._identity, self._bucket = identity, bucket
+        self._require_current, self._now_s = require_current, now_s
+        self._connect = cache(connect)
+        self._lock = threading.Lock()
+        self._is_checked = False
+        self._next_check_s = self._answered_s = 0.0  # the second: start of the last check that was answered
+        self._failed_checks, self._last_failure = 0, ""
 
-        `connect` is called once. `require_current` raises if the database is no longer the catalog.
-        """
-        return MarkerCheckedBucket(self, bucket, connect, require_current, now_s)
-
-    def require_ours_or_unmarked(self, bucket: NamedBucket, store: ObjectStore) -> MarkerState:
+    def require_ours_or_unmarked(self) -> MarkerState:
         """Return the state of the bucket's marker. Change nothing.
 
         Raises:
@@ -78,55 +82,58 @@ class MarkerChecker:
             StoreUnavailable: The object store did not answer.
             ServiceRefused: The bucket does not exist, or the permission to read it is missing.
         """
-        named_catalog = _read_named_catalog(store)
+        named_catalog = _read_named_catalog(self._connect())
         catalog_id, marked = self._identity.catalog_id(), self._identity.list_marked_buckets()
-        state = compare_marker(named_catalog, catalog_id=catalog_id, bucket=bucket, marked_buckets=marked)
-        if error := mismatch_error(state, named_catalog, catalog_id=catalog_id, bucket=bucket, marked_buckets=marked):
+        state = compare_marker(named_catalog, catalog_id=catalog_id, bucket=self._bucket, marked_buckets=marked)
+        if error := mismatch_error(
+            state, named_catalog, catalog_id=catalog_id, bucket=self._bucket, marked_buckets=marked
+        ):
             raise error
         return state
 
-    def require_or_mark(self, bucket: NamedBucket, store: ObjectStore) -> None:
+    def _require_or_mark(self) -> None:
         """Require that the bucket belongs to this catalog. Mark a bucket that has no marker, if its objects allow this.
 
         Idempotent. The marker is stored before the catalog records it. If several catalogs mark a bucket at once, one
         of them succeeds. Raise the errors of `require_ours_or_unmarked`, and `CatalogMismatch` if the objects of a
         bucket without a marker do not show that the bucket belongs to this catalog.
         """
-        if self.require_ours_or_unmarked(bucket, store) is MarkerState.UNMARKED:
-            self._mark_with_evidence(bucket, store)
-        if (bucket.role, bucket.bucket) not in self._identity.list_marked_buckets():
+        if self.require_ours_or_unmarked() is MarkerState.UNMARKED:
+            self._mark_with_evidence()
+        if (self._bucket.role, self._bucket.bucket) not in self._identity.list_marked_buckets():
             with effect("identity.record_marker"):
-                self._identity.record_marker(bucket.role, bucket.bucket)
+                self._identity.record_marker(self._bucket.role, self._bucket.bucket)
 
-    def require_marker_now(self, bucket: NamedBucket, store: ObjectStore) -> None:
+    def require_ownership_now(self) -> None:
         """Read the marker again. Raise `CatalogMismatch` if the marker is missing or names another catalog."""
-        owner, catalog_id = _read_named_catalog(store), self._identity.catalog_id()
+        owner, catalog_id = _read_named_catalog(self._connect()), self._identity.catalog_id()
         state = MarkerState.LOST
         if owner is not None:
-            state = compare_marker(owner, catalog_id=catalog_id, bucket=bucket, marked_buckets=())
-        if error := mismatch_error(state, owner, catalog_id=catalog_id, bucket=bucket, marked_buckets=()):
+            state = compare_marker(owner, catalog_id=catalog_id, bucket=self._bucket, marked_buckets=())
+        if error := mismatch_error(state, owner, catalog_id=catalog_id, bucket=self._bucket, marked_buckets=()):
             raise error
 
-    def _mark_with_evidence(self, bucket: NamedBucket, store: ObjectStore) -> None:
+    def _mark_with_evidence(self) -> None:
         try:
-            self._require_evidence(bucket, store)
+            self._require_evidence()
         except CatalogMismatch:
             # Another process may have marked the bucket meanwhile, and written into it.
-            if self.require_ours_or_unmarked(bucket, store) is MarkerState.UNMARKED:
+            if self.require_ours_or_unmarked() is MarkerState.UNMARKED:
                 raise
         else:
             try:
                 marker = marker_content(self._identity.catalog_id())
                 with effect("identity.put_marker"):
-                    put_and_read_back(store, MARKER_KEY, marker, metadata={})
+                    put_and_read_back(self._connect(), MARKER_KEY, marker, metadata={})
             except AlreadyExists:  # another process stored a marker, and its content counts
-                self.require_marker_now(bucket, store)
+                self.require_ownership_now()
 
-    def _require_evidence(self, bucket: NamedBucket, store: ObjectStore) -> None:
+    def _require_evidence(self) -> None:
         """Require an object of this catalog. If the catalog has certainly stored none, require an empty bucket.
 
         The evidence is the statement in an object's metadata. A key alone is no evidence.
         """
+        bucket, store = self._bucket, self._connect()
         expected = self._identity.list_expected_copies(bucket.role, bucket.bucket, limit=_MAX_EVIDENCE_COPIES)
         # Each copy is checked, because any copy may raise the error.
         if sum(_has_own_statement(bucket, store, copy) for copy in expected):
@@ -138,32 +145,6 @@ class MarkerChecker:
         if foreign_key:
             raise _evidence_error(bucket, "nothing yet, because this catalog has no ledger there", repr(foreign_key))
 
-
-class MarkerCheckedBucket:
-    """`OwnedStore` that compares the bucket's marker with the catalog once in each process, before the first use."""
-
-    def __init__(
-        self,
-        checker: MarkerChecker,
-        bucket: NamedBucket,
-        connect: Callable[[], ObjectStore],
-        require_current: Callable[[], None] | None,
-        now_s: Callable[[], float],
-    ) -> None:
-        self._checker, self._bucket = checker, bucket
-        self._require_current, self._now_s = require_current, now_s
-        self._connect = cache(connect)
-        self._lock = threading.Lock()
-        self._is_checked = False
-        self._next_check_s = self._answered_s = 0.0  # the second: start of the last check that was answered
-        self._failed_checks, self._last_failure = 0, ""
-
-    def require_ownership_now(self) -> None:
-        self._checker.require_marker_now(self._bucket, self._connect())
-
-    def require_ours_or_unmarked(self) -> MarkerState:
-        return self._checker.require_ours_or_unmarked(self._bucket, self._connect())
-
     def require_ownership_once(self) -> None:
         self._check_if_first_use()
 
@@ -172,7 +153,7 @@ class MarkerCheckedBucket:
         if not self._is_checked:
             with self._lock:
                 if not self._is_checked:
-                    self._checker.require_or_mark(self._bucket, self._connect())
+                    self._require_or_mark()
                     self._require_current_catalog()
                     self._is_checked = True
                     return True
@@ -373,11 +354,9 @@ class LostCatalogIdentity:
     def get_checked_bucket(self, bucket: NamedBucket, store: ObjectStore) -> MarkerCheckedBucket:
         """Return a bucket that must have the marker of this catalog. The marker is read before the first use."""
         identity = LostCatalogIdentity(self._catalog_id, [*self._marked, (bucket.role, bucket.bucket)])
-        return MarkerChecker(identity).get_checked_bucket(bucket, lambda: store)
+        return MarkerCheckedBucket(identity, bucket, lambda: store)
 
     def has_marker(self, bucket: NamedBucket, store: ObjectStore) -> bool:
-        """Return whether the bucket is marked. Raise the errors of `MarkerChecker.require_ours_or_unmarked`."""
-        return (
-            MarkerChecker(LostCatalogIdentity(self._catalog_id)).require_ours_or_unmarked(bucket, store)
-            is MarkerState.OURS
-        )
+        """Return whether the bucket is marked. Raise the errors of `MarkerCheckedBucket.require_ours_or_unmarked`."""
+        identity = LostCatalogIdentity(self._catalog_id)
+        return MarkerCheckedBucket(identity, bucket, lambda: store).require_ours_or_unmarked() is MarkerState.OURS

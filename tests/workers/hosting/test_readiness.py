@@ -168,7 +168,7 @@ def test_what_is_only_reported_is_named_and_leaves_the_worker_ready() -> None:
         async with run_in_background(readiness.repeat_checks({"needed": needed.ask}, {"other": other.ask})):
             await _until(lambda: readiness.is_ready and other.asked > 1)
             assert "a run is stuck" in _details(readiness)["other"]
-            assert [seen.to_json()["required"] for seen in readiness.latest_results_failing_if_stale()] == [True, False]
+            assert [seen.required for seen in readiness.latest_results_failing_if_stale()] == [True, False]
             needed.fault = ServiceFailed("needed", "it is away", advice="wait")
             await _until(lambda: not readiness.is_ready)
 
