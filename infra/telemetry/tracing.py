@@ -271,7 +271,7 @@ def create_tracer_provider(service: str, *, traces_dir: Path | None, runs_workfl
 
 
 _lock = threading.Lock()
-_started: Provider | None = None  # OpenTelemetry allows one provider per process
+_started: "Provider | None" = None  # OpenTelemetry allows one provider per process
 
 
 def start_tracing(service: str, *, traces_dir: Path | None, runs_workflows: bool = False) -> Provider:

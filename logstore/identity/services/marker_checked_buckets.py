@@ -6,7 +6,7 @@ been rebuilt in another database. The check runs before the first use, before ea
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from typing import BinaryIO, Final
@@ -82,14 +82,7 @@ class MarkerCheckedBucket:
             StoreUnavailable: The object store did not answer.
             ServiceRefused: The bucket does not exist, or the permission to read it is missing.
         """
-        named_catalog = _read_named_catalog(self._connect())
-        catalog_id, marked = self._identity.catalog_id(), self._identity.list_marked_buckets()
-        state = compare_marker(named_catalog, catalog_id=catalog_id, bucket=self._bucket, marked_buckets=marked)
-        if error := mismatch_error(
-            state, named_catalog, catalog_id=catalog_id, bucket=self._bucket, marked_buckets=marked
-        ):
-            raise error
-        return state
+        return self._require_matching_marker()
 
     def _require_or_mark(self) -> None:
         """Require that the bucket belongs to this catalog. Mark a bucket that has no marker, if its objects allow this.
@@ -106,12 +99,18 @@ class MarkerCheckedBucket:
 
     def require_ownership_now(self) -> None:
         """Read the marker again. Raise `CatalogMismatch` if the marker is missing or names another catalog."""
-        owner, catalog_id = _read_named_catalog(self._connect()), self._identity.catalog_id()
-        state = MarkerState.LOST
-        if owner is not None:
-            state = compare_marker(owner, catalog_id=catalog_id, bucket=self._bucket, marked_buckets=())
-        if error := mismatch_error(state, owner, catalog_id=catalog_id, bucket=self._bucket, marked_buckets=()):
+        self._require_matching_marker([(self._bucket.role, self._bucket.bucket)])
+
+    def _require_matching_marker(self, marked_buckets: Collection[tuple[BucketRole, str]] | None = None) -> MarkerState:
+        """Read and compare the marker. `marked_buckets` of `None` means the buckets that the catalog has recorded."""
+        content = read_marker(self._connect())
+        named_catalog = None if content is None else describe_named_catalog(content)
+        catalog_id, bucket = self._identity.catalog_id(), self._bucket
+        marked = self._identity.list_marked_buckets() if marked_buckets is None else marked_buckets
+        state = compare_marker(named_catalog, catalog_id=catalog_id, bucket=bucket, marked_buckets=marked)
+        if error := mismatch_error(state, named_catalog, catalog_id=catalog_id, bucket=bucket, marked_buckets=marked):
             raise error
+        return state
 
     def _mark_with_evidence(self) -> None:
         try:
@@ -272,11 +271,6 @@ def read_marker(store: ObjectStore) -> bytes | None:
             return None if stored is None else stored.body
         contradiction = f"GET found {get_bytes} bytes of it, HEAD {head_bytes}"
     raise StoreUnavailable(f"{MARKER_KEY}: expected answers that agree; {contradiction}")
-
-
-def _read_named_catalog(store: ObjectStore) -> str | None:
-    content = read_marker(store)
-    return None if content is None else describe_named_catalog(content)
 
 
 def _has_own_statement(bucket: NamedBucket, store: ObjectStore, copy: InspectedCopy) -> bool:
