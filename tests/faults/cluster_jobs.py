@@ -129,10 +129,7 @@ class ClusterJobs:
     def apply(self) -> ApplyCounts:
         with self.open_catalog() as catalog:
             activities = ApplyClusterActivities(
-                reconciliation=catalog.reconciliation,
-                audit_log=catalog.audit_log,
-                identities=catalog.identities,
-                journal=catalog.cluster_journal,
+                catalog=catalog,
                 records=cast("OwnedStore", self.records),
                 cluster=PulsarClusterOfSettings(self.settings),
                 bulk=FakeBulkJobs(self.folder / "bulk"),
@@ -160,10 +157,7 @@ class ClusterJobs:
         counts: dict[str, int] = {}
         with self.open_catalog() as catalog:
             activities = UndoClusterActivities(
-                reconciliation=catalog.reconciliation,
-                audit_log=catalog.audit_log,
-                identities=catalog.identities,
-                journal=catalog.cluster_journal,
+                catalog=catalog,
                 records=cast("OwnedStore", self.records),
                 cluster=PulsarClusterOfSettings(self.settings),
             )

@@ -171,12 +171,9 @@ class WorkflowHarness:
         self.world = world
         self.queue = queue
         self.roller = FakeRoller()
-        self.topics = TopicDeletionActivities(phase_one=world.catalog.phase_one, ledgers=world.catalog.ledgers)
+        self.topics = TopicDeletionActivities(catalog=world.catalog)
         self.trimming = TrimAllTopicsActivities(
-            topics=world.catalog.topics,
-            phase_one=world.catalog.phase_one,
-            deletions=world.catalog.deletions,
-            ledgers=world.catalog.ledgers,
+            catalog=world.catalog,
             retention=RetentionPreparation(topics=world.catalog.topics, roller=self.roller, settler=self.roller),
         )
         self.notebook = AttemptRecorder()

@@ -53,25 +53,15 @@ class WorkerActivities:
             owners=owners,
         )
         self.upkeep = DeletionQueueActivities(
-            upkeep=catalog.upkeep,
-            deletions=deletions,
-            ledgers=ledgers,
+            catalog=catalog,
             finished_retention_s=policies.finished_retention_s,
         )
-        self.topics = TopicDeletionActivities(phase_one=catalog.phase_one, ledgers=ledgers)
+        self.topics = TopicDeletionActivities(catalog=catalog)
         self.retention = RetentionPreparation(topics=topics, roller=log.topic_logs, settler=log.subscriptions)
-        self.trimming = TrimAllTopicsActivities(
-            topics=topics,
-            phase_one=catalog.phase_one,
-            deletions=deletions,
-            ledgers=ledgers,
-            retention=self.retention,
-        )
+        self.trimming = TrimAllTopicsActivities(catalog=catalog, retention=self.retention)
         self.offload = LedgerOffloadActivities(
+            catalog=catalog,
             uploader=log.offloader,
-            offloads=catalog.offloads,
-            ledgers=ledgers,
-            topics=topics,
             new_uuid=policies.new_uuid,
         )
         self.planning = PlanOrphansActivities(
@@ -93,17 +83,13 @@ class WorkerActivities:
             reconciliation=runs, identities=identities, inspector=inspector, bulk=log.bulk
         )
         self.cluster_planning = PlanClusterActivities(
-            reconciliation=runs,
-            identities=identities,
+            catalog=catalog,
             cluster=log.cluster,
             bulk=log.bulk,
             finished_retention_s=policies.finished_retention_s,
         )
         self.cluster_applying = ApplyClusterActivities(
-            reconciliation=runs,
-            audit_log=catalog.audit_log,
-            identities=identities,
-            journal=catalog.cluster_journal,
+            catalog=catalog,
             records=log.record_objects,
             cluster=log.cluster,
             bulk=log.bulk,
@@ -111,23 +97,18 @@ class WorkerActivities:
             finished_retention_s=policies.finished_retention_s,
         )
         self.cluster_undoing = UndoClusterActivities(
-            reconciliation=runs,
-            audit_log=catalog.audit_log,
-            identities=identities,
-            journal=catalog.cluster_journal,
+            catalog=catalog,
             records=log.record_objects,
             cluster=log.cluster,
         )
-        self.transaction_aborting = AbortTransactionsActivities(
-            reconciliation=runs, audit_log=catalog.audit_log, cluster=log.cluster
-        )
+        self.transaction_aborting = AbortTransactionsActivities(catalog=catalog, cluster=log.cluster)
         self.coordination = TransactionCoordinatorActivities(
             transactions=catalog.transactions,
             broadcasts=log.broadcasts,
             finished_retention_s=policies.finished_retention_s,
         )
         self.building = TransactionSnapshotBuildActivities(
-            runs=runs, identities=identities, bulk=log.bulk, snapshots=log.buffer_snapshots
+            catalog=catalog, bulk=log.bulk, snapshots=log.buffer_snapshots
         )
         self.delayed = IndexBucketActivities(
             index=catalog.delayed,
@@ -137,10 +118,8 @@ class WorkerActivities:
             limits=policies.bucket_limits,
         )
         self.indexes = DelayedIndexBuildActivities(
-            runs=runs,
-            identities=identities,
+            catalog=catalog,
             bulk=log.bulk,
-            index=catalog.delayed,
             publisher=log.delayed.publisher,
             limits=policies.bucket_limits,
         )
@@ -152,14 +131,7 @@ class WorkerActivities:
         )
         self.raiding = RaidTombstonesActivities(records.raider)
         self.replication = ReplicateRecordsActivities(records.replication)
-        self.ending = EndRecordsActivities(
-            topics=topics,
-            ledgers=ledgers,
-            phase_one=catalog.phase_one,
-            deletions=deletions,
-            records=catalog.records,
-            functions=policies.functions,
-        )
+        self.ending = EndRecordsActivities(catalog=catalog, functions=policies.functions)
 
     def list_owner_activities(self) -> Sequence[Callable[..., Any]]:
         deletion = self.deletion

@@ -92,17 +92,13 @@ async def working(
     """A worker whose plans read the cluster of the settings."""
     catalog = catalog or house.world.catalog
     planning = PlanClusterActivities(
-        reconciliation=catalog.reconciliation,
-        identities=catalog.identities,
+        catalog=catalog,
         cluster=PulsarClusterOfSettings(settings),
         bulk=jobs,
         finished_retention_s=30 * 86_400,
     )
     applying = ApplyClusterActivities(
-        reconciliation=catalog.reconciliation,
-        audit_log=catalog.audit_log,
-        identities=catalog.identities,
-        journal=catalog.cluster_journal,
+        catalog=catalog,
         records=house.world.record_objects,
         cluster=PulsarClusterOfSettings(settings),
         bulk=jobs,
@@ -110,10 +106,7 @@ async def working(
         finished_retention_s=30 * 86_400,
     )
     undoing = UndoClusterActivities(
-        reconciliation=catalog.reconciliation,
-        audit_log=catalog.audit_log,
-        identities=catalog.identities,
-        journal=catalog.cluster_journal,
+        catalog=catalog,
         records=house.world.record_objects,
         cluster=PulsarClusterOfSettings(settings),
     )
