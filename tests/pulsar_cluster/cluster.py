@@ -17,7 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from infra.objects import create_s3_client
+from infra.objects.s3_store import create_s3_client
 from infra.stack import embedded_stack
 from infra.stack.service_port_choice import LOOPBACK, SEAWEEDFS, RequestedPorts, bind_free_ports, read_last_ports
 from infra.stack.service_process import (

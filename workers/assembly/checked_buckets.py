@@ -12,7 +12,7 @@ from workers.settings import Settings, read_stack_record
 from workers.settings.tls_files import read_tls_files
 
 if TYPE_CHECKING:
-    from infra.objects import S3BucketsByLocation, S3ObjectStore
+    from infra.objects.s3_store import S3BucketsByLocation, S3ObjectStore
 
 
 def uses_embedded_store(settings: Settings) -> bool:
@@ -74,7 +74,7 @@ def make_checked_bucket_opener_by_name(
 
 
 def _open_buckets_by_location(settings: Settings, *, fails_fast: bool = False) -> "S3BucketsByLocation":
-    from infra.objects import S3BucketsByLocation  # noqa: PLC0415 - start-up time
+    from infra.objects.s3_store import S3BucketsByLocation  # noqa: PLC0415 - start-up time
 
     home = open_primary_bucket(settings, fails_fast=fails_fast)
     return S3BucketsByLocation(
@@ -91,7 +91,8 @@ def open_primary_bucket(settings: Settings, *, fails_fast: bool = False) -> "S3O
 
 
 def _open_primary_bucket_at(settings: Settings, fails_fast: bool, endpoint: str, region: str) -> "S3ObjectStore":
-    from infra.objects import FAST_TIMEOUTS, RequestRetries, S3ObjectStore, create_s3_client  # noqa: PLC0415 - start-up time
+    from infra.objects.s3_responses import RequestRetries  # noqa: PLC0415 - start-up time
+    from infra.objects.s3_store import FAST_TIMEOUTS, S3ObjectStore, create_s3_client  # noqa: PLC0415 - start-up time
 
     client = create_s3_client(
         endpoint or None,

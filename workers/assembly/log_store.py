@@ -324,7 +324,7 @@ def make_store_clock(settings: Settings) -> Callable[[], int]:
     primary = cache(lambda: open_primary_bucket(settings))
 
     def now_us() -> int:
-        from infra.objects import read_store_clock_s  # noqa: PLC0415 - start-up time
+        from infra.objects.s3_store import read_store_clock_s  # noqa: PLC0415 - start-up time
 
         return round(read_store_clock_s(primary()) * 1_000_000)
 

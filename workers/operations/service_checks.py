@@ -15,7 +15,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError
 
 from infra.coordination.ownership_nodes import OwnershipNodes, check_path_belongs_to_catalog
-from infra.objects import S3ObjectStore, read_store_clock_s
+from infra.objects.s3_store import S3ObjectStore, read_store_clock_s
 from infra.stack.java_search import find_java
 from infra.stack.stack_home import StackHome, find_crashed_worker_ids, read_live_workers
 from logstore.catalog import Catalog, Database, open_catalog, require_current_version

@@ -201,7 +201,7 @@ import sys
 from pathlib import Path
 from opentelemetry import trace
 from sqlalchemy import create_engine, text
-from infra.objects import S3ObjectStore, create_s3_client
+from infra.objects.s3_store import S3ObjectStore, create_s3_client
 store = S3ObjectStore(create_s3_client({peer.endpoint!r}, "us-east-1", "access", "very-secret"), "bucket")
 assert "temporalio" not in sys.modules and "opentelemetry.sdk.trace" not in sys.modules
 from infra.telemetry.tracing import start_tracing
