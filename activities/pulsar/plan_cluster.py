@@ -48,8 +48,7 @@ class PlanClusterActivities:
         self._identities, self._cluster = catalog.identities, cluster
         self._plans = PlanRuns(
             RunKind.CLUSTER_PLAN,
-            reconciliation=catalog.reconciliation,
-            identities=catalog.identities,
+            catalog=catalog,
             bulk=bulk,
             finished_retention_s=finished_retention_s,
             findings_counter="sexton_pulsar_findings_total",

@@ -41,52 +41,39 @@ class WorkerActivities:
 
     def __init__(self, log: LogStore, owners: TopicOwners) -> None:
         catalog, policies, records = log.catalog, log.policies, log.records
-        deletions, ledgers, topics, runs = catalog.deletions, catalog.ledgers, catalog.topics, catalog.reconciliation
-        identities, inspector = catalog.identities, _create_orphan_inspector(log)
+        inspector = _create_orphan_inspector(log)
         self.deletion = LedgerDeletionActivities(
             phase_one=catalog.phase_one,
-            deletions=deletions,
-            ledgers=ledgers,
-            topics=topics,
+            deletions=catalog.deletions,
+            ledgers=catalog.ledgers,
+            topics=catalog.topics,
             storages=log.storages,
             flushes=SharedFlushes(catalog.records, records.flusher),
             owners=owners,
         )
-        self.upkeep = DeletionQueueActivities(
-            catalog=catalog,
-            finished_retention_s=policies.finished_retention_s,
-        )
+        self.upkeep = DeletionQueueActivities(catalog=catalog, finished_retention_s=policies.finished_retention_s)
         self.topics = TopicDeletionActivities(catalog=catalog)
-        self.retention = RetentionPreparation(topics=topics, roller=log.topic_logs, settler=log.subscriptions)
+        self.retention = RetentionPreparation(topics=catalog.topics, roller=log.topic_logs, settler=log.subscriptions)
         self.trimming = TrimAllTopicsActivities(catalog=catalog, retention=self.retention)
-        self.offload = LedgerOffloadActivities(
-            catalog=catalog,
-            uploader=log.offloader,
-            new_uuid=policies.new_uuid,
-        )
+        self.offload = LedgerOffloadActivities(catalog=catalog, uploader=log.offloader, new_uuid=policies.new_uuid)
         self.planning = PlanOrphansActivities(
-            reconciliation=runs,
-            identities=identities,
+            catalog=catalog,
             inspector=inspector,
             bulk=log.bulk,
             store_now_us=log.store_now_us,
             finished_retention_s=policies.finished_retention_s,
         )
         self.applying = ApplyOrphansActivities(
-            reconciliation=runs,
-            identities=identities,
-            inspector=inspector,
-            objects=SingleObjectDeletion(reconciliation=runs, inspector=inspector, objects=log.objects),
-            bulk=log.bulk,
-        )
-        self.scrubbing = ScrubLedgersActivities(
-            reconciliation=runs, identities=identities, inspector=inspector, bulk=log.bulk
-        )
-        self.cluster_planning = PlanClusterActivities(
             catalog=catalog,
-            cluster=log.cluster,
+            inspector=inspector,
+            objects=SingleObjectDeletion(
+                reconciliation=catalog.reconciliation, inspector=inspector, objects=log.objects
+            ),
             bulk=log.bulk,
-            finished_retention_s=policies.finished_retention_s,
+        )
+        self.scrubbing = ScrubLedgersActivities(catalog=catalog, inspector=inspector, bulk=log.bulk)
+        self.cluster_planning = PlanClusterActivities(
+            catalog=catalog, cluster=log.cluster, bulk=log.bulk, finished_retention_s=policies.finished_retention_s
         )
         self.cluster_applying = ApplyClusterActivities(
             catalog=catalog,
@@ -96,11 +83,7 @@ class WorkerActivities:
             store_now_us=log.store_now_us,
             finished_retention_s=policies.finished_retention_s,
         )
-        self.cluster_undoing = UndoClusterActivities(
-            catalog=catalog,
-            records=log.record_objects,
-            cluster=log.cluster,
-        )
+        self.cluster_undoing = UndoClusterActivities(catalog=catalog, records=log.record_objects, cluster=log.cluster)
         self.transaction_aborting = AbortTransactionsActivities(catalog=catalog, cluster=log.cluster)
         self.coordination = TransactionCoordinatorActivities(
             transactions=catalog.transactions,
@@ -112,16 +95,13 @@ class WorkerActivities:
         )
         self.delayed = IndexBucketActivities(
             index=catalog.delayed,
-            topics=topics,
+            topics=catalog.topics,
             sealer=log.delayed.sealer,
             merger=log.delayed.merger,
             limits=policies.bucket_limits,
         )
         self.indexes = DelayedIndexBuildActivities(
-            catalog=catalog,
-            bulk=log.bulk,
-            publisher=log.delayed.publisher,
-            limits=policies.bucket_limits,
+            catalog=catalog, bulk=log.bulk, publisher=log.delayed.publisher, limits=policies.bucket_limits
         )
         self.flushing = FlushRecordsActivities(
             records=catalog.records, flusher=records.flusher, interval_s=policies.flush_interval_s
@@ -179,10 +159,7 @@ class WorkerActivities:
 
 
 def create_apply_preview(log: LogStore) -> ApplyPreview:
-    catalog = log.catalog
-    return ApplyPreview(
-        reconciliation=catalog.reconciliation, identities=catalog.identities, inspector=_create_orphan_inspector(log)
-    )
+    return ApplyPreview(catalog=log.catalog, inspector=_create_orphan_inspector(log))
 
 
 def _create_orphan_inspector(log: LogStore) -> OrphanInspector:
