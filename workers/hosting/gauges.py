@@ -117,13 +117,13 @@ def make_gauge_updater(meter: MetricMeter, read: GaugeSource) -> Callable[[], No
     """Return a function that reads the source once and sets its gauges. Errors of the source are raised."""
     gauge_by_name: dict[str, MetricGauge] = {}
 
-    def update() -> None:
+    def update_gauges() -> None:
         for sample in read():
             if sample.name not in gauge_by_name:
                 gauge_by_name[sample.name] = meter.create_gauge(sample.name, sample.description, sample.unit)
             gauge_by_name[sample.name].set(sample.value, sample.labels)
 
-    return update
+    return update_gauges
 
 
 def sample_deletions(read_inflight: Callable[[], UndeletedCopyCounts]) -> Iterator[GaugeSample]:
@@ -314,9 +314,9 @@ class PeriodicGauges:
     def update_gauges_until_outage(self) -> None:
         """Update all gauges, or stop at an outage. Log one failure, and no other until all updates succeed again."""
         has_failed = False
-        for update in self._updaters:
+        for update_gauges in self._updaters:
             try:
-                update()
+                update_gauges()
             except SextonError as error:
                 self._log_once(error)
                 return  # other sources would wait for the same service
@@ -357,7 +357,7 @@ def make_periodic_gauges(meter: MetricMeter, log: LogStore, settings: Settings) 
 
 async def publish_readiness_repeatedly(meter: MetricMeter, readiness: Readiness) -> None:
     """Update the gauges of readiness every few seconds until cancelled. Run this on the event loop of `readiness`."""
-    update = make_gauge_updater(meter, partial(sample_readiness, readiness))
+    update_gauges = make_gauge_updater(meter, partial(sample_readiness, readiness))
     while True:
-        update()
+        update_gauges()
         await asyncio.sleep(_READINESS_INTERVAL_S)
