@@ -12,8 +12,8 @@ from infra.stack.worker_records import find_crashed_worker_ids, read_live_worker
 from logstore.errors import PreconditionFailed
 from workers.client.task_queue_pollers import list_live_pollers
 from workers.settings import Settings
-from workflows.input_bounds import bulk_queue, records_queue, transactions_queue, uploads_queue
 from workflows.records.job_definitions import FLUSH_RECORDS
+from workflows.task_queues import bulk_queue, records_queue, transactions_queue, uploads_queue
 
 _MAX_HEARTBEAT_AGE_S: Final = 15.0  # activities heartbeat every two seconds, but on a busy machine later
 _MAX_NAMES_IN_MESSAGE: Final = 5
