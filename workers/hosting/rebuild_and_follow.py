@@ -52,7 +52,6 @@ from workers.client.workflow_search import describe_workflow_if_known
 from workers.hosting.error_and_subject_interceptors import ActivityErrorAndSubjectInterceptor
 from workers.hosting.workflow_input_checks import InputCheckingRunner
 from workers.settings import Settings
-from workflows.input_bounds import bulk_queue, records_queue, transactions_queue, uploads_queue
 from workflows.records.follow_records import FollowRecords
 from workflows.records.job_definitions import (
     FLUSH_RECORDS,
@@ -65,6 +64,7 @@ from workflows.records.job_definitions import (
     RebuildCatalogResult,
 )
 from workflows.records.rebuild_catalog import RebuildCatalog
+from workflows.task_queues import bulk_queue, records_queue, transactions_queue, uploads_queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,6 @@ from workflows.deletion.delete_topic import DeleteTopic
 from workflows.deletion.sweep_deletions import SweepDeletions
 from workflows.deletion.trim_topic import TrimTopic
 from workflows.deletion.trim_topics import TrimTopics
-from workflows.input_bounds import bulk_queue, records_queue, transactions_queue, uploads_queue
 from workflows.offload.offload_ledger import OffloadLedger
 from workflows.offload.offload_topic import OffloadTopic
 from workflows.pulsar.abort_transactions import AbortTransactions
@@ -49,6 +48,7 @@ from workflows.records.raid_tombstones import RaidTombstones
 from workflows.records.rebuild_catalog import RebuildCatalog
 from workflows.records.replicate_records import ReplicateRecords
 from workflows.records.sweep_records import SweepRecords
+from workflows.task_queues import bulk_queue, records_queue, transactions_queue, uploads_queue
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
 from workflows.transactions.build_transaction_snapshots import BuildTransactionSnapshots
 from workflows.transactions.sweep_transactions import SweepTransactions

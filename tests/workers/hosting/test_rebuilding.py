@@ -37,8 +37,8 @@ from workers.assembly.log_store import open_log_store
 from workers.client.temporal_connection import connect_client
 from workers.hosting.rebuild_and_follow import abandon_rebuild, rebuild_catalog, require_no_workers
 from workers.settings import Settings
-from workflows.input_bounds import records_queue
 from workflows.records.job_definitions import REBUILD_CATALOG, RebuildCatalogResult
+from workflows.task_queues import records_queue
 
 __all__ = ["postgres"]
 
