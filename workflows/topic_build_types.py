@@ -4,6 +4,15 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from logstore.deletion.intents import RequestRefusal
+from logstore.field_bounds import (
+    Actor,
+    IdsOrNothing,
+    Reason,
+    RunId,
+    RunIdOrNothing,
+    SparkMasterOrNothing,
+)
+from workflows.task_queues import BulkQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,12 +23,12 @@ class BuildTopicsInput:
     builds: ClassVar[str]  # what the job builds, in few words
     runs: ClassVar[str]  # prefix of the run ids that the job makes
 
-    run_id: str = ""  # empty: the job takes one
-    actor: str = ""
-    reason: str = ""
-    topic_ids: list[int] = field(default_factory=list)  # empty: every topic with something to build
-    master: str = ""  # Spark cluster; empty: the cluster of the workers' settings
-    queue: str = ""  # task queue of the bulk job; empty: the job's own
+    run_id: RunIdOrNothing = ""  # empty: the job takes one
+    actor: Actor = ""
+    reason: Reason = ""
+    topic_ids: IdsOrNothing = field(default_factory=list)  # empty: every topic with something to build
+    master: SparkMasterOrNothing = ""  # Spark cluster; empty: the cluster of the workers' settings
+    queue: BulkQueue = ""  # task queue of the bulk job; empty: the job's own
 
     def details(self) -> str:
         return self.does.format(topics=f"{len(self.topic_ids):,} topics" if self.topic_ids else "every topic")
@@ -29,7 +38,7 @@ class BuildTopicsInput:
 class BuildProgress:
     """Progress of a topic build."""
 
-    run_id: str
+    run_id: RunId
     step: str  # beginning, building, switching, concluding, ended
     counts: dict[str, int] = field(default_factory=dict)  # topics by result, and counts of the output
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from logstore.errors import CorruptData
+from logstore.field_bounds import BatchId, CatalogNumber, CopyName, WorkerIdOrNothing
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement, require_named_topic
 from logstore.offload.tiered_copy import CopyLocation, find_context_problem
 from logstore.positions import LedgerId, TopicId
@@ -109,9 +110,9 @@ class DeletionIntent:
 class IntentKey:
     """Key of one intent. No other intent ever has this key."""
 
-    ledger_id: int
-    copy: str
-    generation: int
+    ledger_id: CatalogNumber
+    copy: CopyName
+    generation: CatalogNumber
     openings: int = 0  # number of times that the ended intent was reopened
 
 
@@ -128,11 +129,11 @@ class RequestRefusal:
 class BatchCertificate:
     """Batch certificate: counts of the batch's rows, and of the objects that storage confirmed as deleted."""
 
-    batch_id: str
+    batch_id: BatchId
     outcomes: dict[str, int]
     objects: int
     size_bytes: int
-    owner: str = ""  # worker that owned the topic's bundle when the batch ended; empty: unknown
+    owner: WorkerIdOrNothing = ""  # worker that owned the topic's bundle when the batch ended; empty: unknown
     refused: RequestRefusal | None = None  # if set, nothing was detached and there are no outcomes
 
     @property

@@ -1,9 +1,12 @@
 """Inputs and results of the workflows of transactions, and the names and ids of these workflows."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from logstore.transactions.transaction_ids_and_states import OwedParticipant
+from logstore.field_bounds import Actor, FromOutside, PauseS, Reason, between
+from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS, OwedParticipant, TransactionIdText
 from workflows.job_definition import JobDefinition
+from workflows.task_queues import TransactionsQueue
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
 
@@ -11,9 +14,9 @@ from workflows.topic_build_types import BuildResult, BuildTopicsInput
 class CoordinatorInput:
     """Input of `transaction-coordinator`. `carried` is the progress of an earlier run."""
 
-    tc_id: int
-    linger_s: float = 1.0
-    queue: str = ""  # task queue of the activities; empty: the workflow's own task queue
+    tc_id: Annotated[int, FromOutside(between(0, MAX_COORDINATORS - 1))]
+    linger_s: Annotated[float, FromOutside(between(0, 60))] = 1.0
+    queue: TransactionsQueue = ""  # task queue of the activities; empty: the workflow's own task queue
     carried: "CoordinatorProgress | None" = None
 
     def details(self) -> str:
@@ -38,10 +41,10 @@ class CoordinatorProgress:
 class BroadcastTransactionInput:
     """Input of `broadcast-transaction`. `carried` is the progress of an earlier run."""
 
-    txn: str  # tc:sequence
-    pause_s: float = 1.0  # pause before the second attempt; doubles with each attempt
-    most_pause_s: float = 60.0  # longest pause
-    queue: str = ""  # task queue of the activity; empty: the workflow's own task queue
+    txn: TransactionIdText  # tc:sequence
+    pause_s: PauseS = 1.0  # pause before the second attempt; doubles with each attempt
+    most_pause_s: PauseS = 60.0  # longest pause
+    queue: TransactionsQueue = ""  # task queue of the activity; empty: the workflow's own task queue
     carried: "BroadcastProgress | None" = None
 
     def details(self) -> str:
@@ -66,9 +69,9 @@ class BroadcastProgress:
 class SweepTransactionsInput:
     """Input of `sweep-transactions`."""
 
-    actor: str = ""
-    reason: str = ""
-    queue: str = ""  # task queue of the coordinators that the sweep starts
+    actor: Actor = ""
+    reason: Reason = ""
+    queue: TransactionsQueue = ""  # task queue of the coordinators that the sweep starts
 
     def details(self) -> str:
         return (
