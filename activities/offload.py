@@ -9,9 +9,7 @@ from activities.deletion import metrics
 from activities.deletion.claims_and_causes import detach_arguments
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.owner_routing import is_valid_topic_name, require_topic_name_if_known
-from logstore.catalog.log.message_ledgers import MessageLedgers
-from logstore.catalog.log.topics import Topics
-from logstore.catalog.offload.tiered_copies import Offloads
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import SextonError, UnknownObject
 from logstore.offload.services.tiered_copy_upload import CopyEvidence, UploadAttemptResult
 from logstore.offload.tiered_copy import CopyLengths
@@ -103,17 +101,12 @@ class LedgerOffloadActivities:
     def __init__(
         self,
         *,
+        catalog: Catalog,
         uploader: CopyUploader,
-        offloads: Offloads,
-        ledgers: MessageLedgers,
-        topics: Topics,
         new_uuid: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
-        self._uploader = uploader
-        self._offloads = offloads
-        self._ledgers = ledgers
-        self._topics = topics
-        self._new_uuid = new_uuid
+        self._offloads, self._ledgers, self._topics = catalog.offloads, catalog.ledgers, catalog.topics
+        self._uploader, self._new_uuid = uploader, new_uuid
 
     @define_activity(name="offload.upload")
     @send_heartbeats()

@@ -9,10 +9,9 @@ from typing import Final, TypeVar
 from activities.bulk_jobs import RUN_CLAIM_S, OwnedBulkOutput, run_bulk_job
 from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import send_heartbeats_during_renewals
-from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.ports.catalog.reconciliation import RunKind
 from logstore.reconciliation.bulk_job_inputs_and_results import LEFT_OUT, BulkJob, BulkJobSummary
 from logstore.stop_checks import raise_if_stopped
@@ -65,11 +64,9 @@ class TopicBuildSummary:
 
 
 class TopicBuildSteps:
-    def __init__(
-        self, *, kind: RunKind, job: str, runs: ReconciliationRuns, identities: CatalogIdentity, bulk: BulkJobRunner
-    ) -> None:
-        self._kind, self._job, self._runs, self._bulk = kind, job, runs, bulk
-        self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
+    def __init__(self, *, kind: RunKind, job: str, catalog: Catalog, bulk: BulkJobRunner) -> None:
+        self._kind, self._job, self._runs, self._bulk = kind, job, catalog.reconciliation, bulk
+        self._output = OwnedBulkOutput(bulk=bulk, identities=catalog.identities)
 
     def _begin_build(self, request: BeginBuildInput) -> TopicBuildSummary:
         self._output.require_not_of_other_catalog(request.run_id)

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from activities.deletion.claims_and_causes import count_and_summarize_detach, detach_arguments, own_workflow_cause
 from activities.deletion.inputs_and_results import DetachResult
 from activities.heartbeats import define_activity, send_heartbeats
-from logstore.catalog.deletion.phase_one import PhaseOne
-from logstore.catalog.log.message_ledgers import MessageLedgers
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import StaleCatalog
 from logstore.positions import TopicId
 from logstore.records.tombstone_rules import parse_delete_durability
@@ -57,9 +56,8 @@ class RemovedTopicTally(HasOutcomes):
 
 
 class TopicDeletionActivities:
-    def __init__(self, *, phase_one: PhaseOne, ledgers: MessageLedgers) -> None:
-        self._phase_one = phase_one
-        self._ledgers = ledgers
+    def __init__(self, *, catalog: Catalog) -> None:
+        self._phase_one, self._ledgers = catalog.phase_one, catalog.ledgers
 
     @define_activity(name="topic.set_deleting")
     @send_heartbeats()

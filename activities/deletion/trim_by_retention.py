@@ -11,10 +11,8 @@ from activities.deletion.claims_and_causes import count_and_summarize_detach, de
 from activities.deletion.inputs_and_results import DetachResult
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.owner_routing import require_topic_name_if_known
-from logstore.catalog.deletion.phase_one import PhaseOne
-from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
-from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.catalog.log.topics import Topics
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable, UnknownObject
 from logstore.ports.catalog.deletion import DetachedBatch
 from logstore.ports.catalog.log import Topic, TopicState
@@ -135,20 +133,9 @@ class CountBatchInput(HasBatch):
 
 
 class TrimAllTopicsActivities:
-    def __init__(
-        self,
-        *,
-        topics: Topics,
-        phase_one: PhaseOne,
-        deletions: PhaseTwoQueue,
-        ledgers: MessageLedgers,
-        retention: RetentionPreparation,
-    ) -> None:
-        self._topics = topics
-        self._phase_one = phase_one
-        self._deletions = deletions
-        self._ledgers = ledgers
-        self._retention = retention
+    def __init__(self, *, catalog: Catalog, retention: RetentionPreparation) -> None:
+        self._topics, self._phase_one = catalog.topics, catalog.phase_one
+        self._deletions, self._ledgers, self._retention = catalog.deletions, catalog.ledgers, retention
 
     @define_activity(name="trimming.next_pages")
     @send_heartbeats()

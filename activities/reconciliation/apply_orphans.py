@@ -28,12 +28,11 @@ from activities.reconciliation.recheck_page import (
     select_findings_to_file,
     select_single_objects,
 )
-from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog.deletion import AuditCause
-from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.ports.catalog.reconciliation import FiledCopyRow, FindingsFilingRequest, RunKind
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_job_inputs_and_results import VerifyFindingsJob
@@ -62,13 +61,12 @@ class ApplyOrphansActivities:
     def __init__(
         self,
         *,
-        reconciliation: ReconciliationRuns,
-        identities: CatalogIdentity,
+        catalog: Catalog,
         inspector: OrphanInspector,
         objects: SingleObjectDeletion,
         bulk: BulkJobRunner,
     ) -> None:
-        self._runs, self._identities, self._inspector = reconciliation, identities, inspector
+        self._runs, self._identities, self._inspector = catalog.reconciliation, catalog.identities, inspector
         self._objects, self._bulk = objects, bulk
 
     @define_activity(name="reconciliation.begin_apply")

@@ -14,8 +14,7 @@ from activities.reconciliation.recheck_page import (
     select_findings_to_file,
     select_single_objects,
 )
-from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
-from logstore.ports.catalog.identity import CatalogIdentity
+from logstore.catalog.sql_catalog import Catalog
 from logstore.ports.catalog.reconciliation import OrphanCopy
 from logstore.positions import LedgerId
 from logstore.reconciliation.finding_files import FateOfFinding
@@ -38,10 +37,8 @@ class ApplyPreviewResult:
 class ApplyPreview:
     """Preview of an apply, without locks and writes. A bucket without a marker is refused, not marked."""
 
-    def __init__(
-        self, *, reconciliation: ReconciliationRuns, identities: CatalogIdentity, inspector: OrphanInspector
-    ) -> None:
-        self._runs, self._identities, self._inspector = reconciliation, identities, inspector
+    def __init__(self, *, catalog: Catalog, inspector: OrphanInspector) -> None:
+        self._runs, self._identities, self._inspector = catalog.reconciliation, catalog.identities, inspector
 
     def preview_apply(
         self, run_id: str, on_progress: Callable[[int, int], None] = lambda _done, _pages: None

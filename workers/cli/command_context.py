@@ -76,16 +76,15 @@ class CommandServices:
     ) -> Iterator["CommandTraceSpan"]:
         from opentelemetry import trace  # noqa: PLC0415
 
-        from infra.telemetry.span_files import prune_span_files_if_due  # noqa: PLC0415
-        from infra.telemetry.tracing import start_tracing  # noqa: PLC0415
+        from infra.telemetry.tracing import prune_span_files_if_due, start_tracing  # noqa: PLC0415
 
-        tracing = start_tracing("sexton", traces_dir=settings.traces_dir)
+        provider = start_tracing("sexton", traces_dir=settings.traces_dir)
         span = trace.get_tracer("sexton.cli").start_span(command, start_time=began_ns)
         try:
             with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
                 yield CommandTraceSpan(span)
         finally:
-            tracing.flush(timeout_s=_FLUSH_TIMEOUT_S)
+            provider.force_flush(round(_FLUSH_TIMEOUT_S * 1000))
             prune_span_files_if_due(
                 settings.traces_dir, older_than_s=settings.trace_retention, max_bytes=settings.trace_max_bytes
             )
@@ -100,9 +99,9 @@ class CommandServices:
 
         return await Sexton.connect(settings, catalog)
 
-    open_log = _import_on_call("workers.assembly.log_store_from_settings", "open_log_store_on_catalog")
+    open_log = _import_on_call("workers.assembly.log_store", "open_log_store_on_catalog")
     apply_preview = _import_on_call("workers.assembly.activities", "create_apply_preview")
-    roll_policy = _import_on_call("workers.assembly.log_store_from_settings", "roll_policy_from_settings")
+    roll_policy = _import_on_call("workers.assembly.log_store", "roll_policy_from_settings")
     open_directory = _import_on_call("workers.operations.bundle_owners", "open_directory")
     upgrade = _import_on_call("workers.operations.embedded_stack", "upgrade_catalog")
     up = _import_on_call("workers.operations.embedded_stack", "start_stack")

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.trace import Span
+from structlog.contextvars import bound_contextvars
 from temporalio import activity, workflow
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.exceptions import (
@@ -29,7 +30,6 @@ from temporalio.worker import (
 )
 
 from activities.owner_routing import CompletedWork
-from infra.telemetry.log_stream import bind_log_fields
 from infra.telemetry.span_reader import ATTEMPT_ATTRIBUTE, ERROR_TYPE_ATTRIBUTE
 from logstore.errors import InvalidInput, NotOwner, ProgramMissing, SextonError, TerminalError
 from logstore.subjects import HasSubject, Subject
@@ -86,7 +86,7 @@ class _ActivityErrorAndSubjectInbound(ActivityInboundInterceptor):
         span.set_attribute(ATTEMPT_ATTRIBUTE, info.attempt)
         for value in input.args:
             span.set_attributes(_find_subject(value).span_attributes())
-        with bind_log_fields(**{name: value for name, value in names.items() if value}):
+        with bound_contextvars(**{name: value for name, value in names.items() if value}):
             try:
                 result = await self.next.execute_activity(input)
             except SextonError as error:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import pytest
 
-from infra.objects.s3_client import read_store_clock_s
+from infra.objects.s3_store import read_store_clock_s
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     ROWS_BEFORE,
     BulkJob,
@@ -24,7 +24,7 @@ from spark.sources.store_addresses import CatalogAddresses
 from spark.warm_session import WarmSession
 from tests.postgres import postgres
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses, open_log_store
+from workers.assembly.log_store import executor_catalog_and_bucket_addresses, open_log_store
 from workers.settings import Settings
 
 __all__ = ["postgres"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from logstore.errors import ServiceRefused, SextonError, StoreUnavailable, Unsupported
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.ports.object_storage import ObjectInfo
@@ -24,7 +24,7 @@ from tests.migrated_catalogs import create_migrated_sqlite
 from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import Plan
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses
+from workers.assembly.log_store import executor_catalog_and_bucket_addresses
 
 pytestmark = pytest.mark.external_service
 

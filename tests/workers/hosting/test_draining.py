@@ -17,14 +17,13 @@ import pytest
 from temporalio.client import WorkflowHandle
 
 from infra.stack import embedded_stack
-from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import read_live_workers
+from infra.stack.stack_home import StackHome, read_live_workers
 from logstore.deletion.retention import RetentionPolicy
 from logstore.validated_names import TopicName
 from tests.faults.real_world import MAX_STOP_S, wait_until_true
 from tests.ownership.proxy import CuttableProxy
 from tests.servers import create_store_settings
-from workers.assembly.log_store_from_settings import open_log_store
+from workers.assembly.log_store import open_log_store
 from workers.client import Sexton, workflow_search
 from workers.client.temporal_connection import connect_client
 from workers.settings import Settings
