@@ -61,6 +61,7 @@ _LOST: Final[Mapping[str, str]] = {
     "delayed_bucket": _OF_TOPIC,
     "delayed_index": _OF_TOPIC,
     "deleted_znode": _ANY,
+    "finding_fate": _ANY,
     "ledger": "ledger_id = {first}",
     "ledger_copy": "ledger_id = {first} AND kind = 'LEDGER'",
     "ledger_list": _OF_TOPIC + " AND component = 'MANAGED_LEDGER'",
