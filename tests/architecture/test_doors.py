@@ -24,6 +24,7 @@ _DOORS: Final = {
     "delayed_bucket": "delayed.delayed_index",
     "delayed_index": "delayed.delayed_index",
     "deleted_znode": "reconciliation.cluster_journal",
+    "finding_fate": "reconciliation.apply_decisions",
     "ledger": "log.ledger_rows",
     "ledger_copy": "log.ledger_rows",
     "ledger_list": "log.ledger_rows",
