@@ -247,28 +247,22 @@ class BundleOwnerNode:
     version: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BundleAcquisition:
-    """A worker's memory of a bundle that it acquired."""
-
-    session: int  # session that had the node after the fence was raised
-
-
 def decide_reown(
-    node: BundleOwnerNode | None, *, session: int, worker_id: str, acquired: BundleAcquisition | None
+    node: BundleOwnerNode | None, *, session: int, worker_id: str, acquiring_session: int | None
 ) -> ReownDecision:
     """Decide about a bundle that this worker had or should take.
 
-    The session of the node decides, not the worker's name, because a node of an old session vanishes with that session.
-    If the answer to a create was lost, the node belongs to `session`, but `acquired` does not. The worker then acquires
-    the bundle again, because another worker may have raised the fence meanwhile.
+    `acquiring_session` is the session in which this worker acquired the bundle: the session had the node after the
+    fence was raised. The session of the node decides, not the worker's name, because a node of an old session vanishes
+    with that session. If the answer to a create was lost, the node belongs to `session`, but the acquisition does not.
+    The worker then acquires the bundle again, because another worker may have raised the fence meanwhile.
 
     A `node` of `None` means that there is no node, never that ZooKeeper did not answer.
     """
     if node is None:
         return ReownDecision.CREATE
     if node.session == session:
-        return ReownDecision.KEEP if acquired == BundleAcquisition(session=session) else ReownDecision.CREATE
+        return ReownDecision.KEEP if acquiring_session == session else ReownDecision.CREATE
     return ReownDecision.WAIT if node.worker_id == worker_id else ReownDecision.UNLOAD
 
 

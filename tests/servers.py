@@ -18,7 +18,7 @@ from logstore.catalog import Database
 from logstore.offload.tiered_copy import CopyLocation
 from tests.migrated_catalogs import migrate_or_copy_catalog
 from tests.run_folder import xdist_worker_number
-from workers.assembly.log_store import open_log_store
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 _SHARED_FOLDER = "stack"

@@ -55,13 +55,14 @@ from logstore.ports.pulsar_cluster import MAX_LEDGERS_PER_DELETION, ClusterChang
 from logstore.pulsar.cluster_findings import require_ledger_id
 from logstore.pulsar.plan_jobs import IDENTITY, LEDGERS_ROOT, VerifyClusterJob
 from logstore.rate_limiter import RateLimiter
-from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles
+from logstore.reconciliation.finding_files import FateFiles, FindingFiles
 from logstore.reconciliation.findings import (
     LEFT,
     LEFT_HELD_BACK,
     RESULT,
     STOPPED,
     ApplyCounts,
+    FateOfFinding,
     Finding,
     FindingKind,
     FindingPosition,

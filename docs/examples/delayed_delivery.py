@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from logstore.log.entries import NewEntry, ProducedEntries
-from workers.assembly.log_store import open_log_store
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import load_settings
 
 SUBSCRIPTION = "bell"

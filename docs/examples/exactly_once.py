@@ -17,7 +17,7 @@ from pathlib import Path
 
 from logstore.errors import PreconditionFailed
 from logstore.log.entries import NewEntry
-from workers.assembly.log_store import open_log_store
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
 from workers.settings import load_settings
 

@@ -27,7 +27,6 @@ from infra.coordination.zookeeper_session import SessionState
 from logstore.catalog.ownership.fences import Fences
 from logstore.errors import OutcomeUnknown, RetryableError, SextonError
 from logstore.ownership import (
-    BundleAcquisition,
     BundleId,
     Lease,
     OwnershipView,
@@ -167,8 +166,8 @@ class BundleHoldings:
         self._events = events or OwnershipObserver()
         self.bundle_count = fences.count_bundles()
         self.leases: Mapping[BundleId, Lease] = MappingProxyType({})
-        # Value: the acquisition in an earlier session, or None.
-        self._pending_bundles: dict[BundleId, BundleAcquisition | None] = {}
+        # Value: the earlier session in which the bundle was acquired, or None.
+        self._pending_bundles: dict[BundleId, int | None] = {}
         self._postponed: set[BundleId] = set()  # pending bundles whose listener failed at the last `reconcile`
         self._is_catalog_unreachable = False  # the last raise of fences failed
         self._worker_id_by_bundle: dict[BundleId, str] = {}  # bundle owners, as last read
@@ -185,7 +184,7 @@ class BundleHoldings:
         return not self._is_catalog_unreachable and bool(self._pending_bundles.keys() - self._postponed)
 
     def on_session_expired(self, session: int) -> None:
-        self._pending_bundles |= {bundle: BundleAcquisition(session=session) for bundle in self.leases}
+        self._pending_bundles |= dict.fromkeys(self.leases, session)
         self._set_leases({})
 
     def begin_session(self, session: int, *, waits: int) -> None:
@@ -284,13 +283,17 @@ class BundleHoldings:
         node_by_bundle = nodes.read_owner_nodes(self._pending_bundles)
         session = self._attempts.session
         decision_by_bundle = {}
-        for bundle, acquired in self._pending_bundles.items():
+        for bundle, acquiring_session in self._pending_bundles.items():
             decision = decide_reown(
-                node_by_bundle.get(bundle), session=session, worker_id=self._worker_id, acquired=acquired
+                node_by_bundle.get(bundle),
+                session=session,
+                worker_id=self._worker_id,
+                acquiring_session=acquiring_session,
             )
             decision_by_bundle[bundle] = self._attempts.spend_attempt(bundle, decision)
         foreign = [bundle for bundle, decision in decision_by_bundle.items() if decision is ReownDecision.UNLOAD]
-        self._notify_unloaded([bundle for bundle in foreign if self._pending_bundles.pop(bundle)], UnloadReason.FOREIGN)
+        acquired_before = [bundle for bundle in foreign if self._pending_bundles.pop(bundle) is not None]
+        self._notify_unloaded(acquired_before, UnloadReason.FOREIGN)
         own = [bundle for bundle, node in node_by_bundle.items() if node.session == session]
         # No attempt is left for these bundles, so other workers may take them.
         exhausted = [bundle for bundle in own if decision_by_bundle[bundle] is ReownDecision.UNLOAD]

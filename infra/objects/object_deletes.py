@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _UNLIMITED = math.inf
+_MAX_KEYS_PER_REQUEST, _MIN_KEYS_PER_REQUEST = 1_000, 25
+_MIN_KEYS_PER_S = 25.0
 _KEYS_ADDED_PER_SUCCESS = 25  # to the next request, after a successful one
 _RATE_GROWTH_PER_SUCCESS = 0.05  # share of the rate at the last cut that a successful request adds
 _RATE_CUT_FACTOR = 0.7
@@ -53,17 +55,12 @@ class DeleteRate:
     def __init__(
         self,
         *,
-        max_keys_per_request: int = 1000,
-        min_keys_per_request: int = 25,
-        min_keys_per_s: float = 25.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._max_keys, self._min_keys = max_keys_per_request, min(min_keys_per_request, max_keys_per_request)
-        self._min_keys_per_s = min_keys_per_s
         self._clock, self._sleep = clock, sleep
         self._lock = threading.Lock()
-        self._keys_per_request = max_keys_per_request
+        self._keys_per_request = _MAX_KEYS_PER_REQUEST
         self._rate = self._rate_at_cut = _UNLIMITED  # keys per second of all requests together
         self._next_start_s = self._last_cut_s = -_UNLIMITED
 
@@ -82,12 +79,12 @@ class DeleteRate:
         return start_s
 
     def record_success(self, key_count: int) -> None:
-        if self._keys_per_request == self._max_keys and self._rate == _UNLIMITED:
+        if self._keys_per_request == _MAX_KEYS_PER_REQUEST and self._rate == _UNLIMITED:
             return
         share = key_count / self._keys_per_request  # the limits grow by deleted keys, also with single deletes
         with self._lock:
             self._keys_per_request = min(
-                self._max_keys, self._keys_per_request + math.ceil(_KEYS_ADDED_PER_SUCCESS * share)
+                _MAX_KEYS_PER_REQUEST, self._keys_per_request + math.ceil(_KEYS_ADDED_PER_SUCCESS * share)
             )
             self._rate += self._rate_at_cut * _RATE_GROWTH_PER_SUCCESS * share
             if self._rate > self._rate_at_cut * _RATE_RELEASE_FACTOR:
@@ -99,13 +96,13 @@ class DeleteRate:
             if start_s <= self._last_cut_s:
                 return
             self._last_cut_s = self._clock()
-            self._keys_per_request = max(self._min_keys, self._keys_per_request // 2)
+            self._keys_per_request = max(_MIN_KEYS_PER_REQUEST, self._keys_per_request // 2)
             cut = (
                 self._keys_per_request / _FIRST_CUT_WINDOW_S
                 if self._rate == _UNLIMITED
                 else self._rate * _RATE_CUT_FACTOR
             )
-            self._rate = self._rate_at_cut = max(self._min_keys_per_s, cut)
+            self._rate = self._rate_at_cut = max(_MIN_KEYS_PER_S, cut)
 
 
 _SINGLE_KEY_CODES = BAD_REQUEST_CODES | {"AccessDenied"}  # a policy or a lock may concern only this key
@@ -164,9 +161,9 @@ class ObjectDeletes:
     Source: aws-sdk-java-v2 #5805 and barman #1146.
     """
 
-    def __init__(self, client: "S3Client", bucket: str, *, retries: RequestRetries, rate: DeleteRate) -> None:
+    def __init__(self, client: "S3Client", bucket: str, *, retries: RequestRetries) -> None:
         self._client, self._bucket = client, bucket
-        self._retries, self._rate = retries, rate
+        self._retries, self._rate = retries, DeleteRate()
         self._bulk_refusal_backoff = _BulkRefusalBackoff(retries.clock.monotonic_s)
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:

@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from infra.objects.bucket_listing import BucketListing, to_microseconds
 from infra.objects.key_rules import require_possible_key, require_supported_metadata, require_writable_key
 from infra.objects.multipart_uploads import PART_BYTES, MultipartUploads
-from infra.objects.object_deletes import DeleteRate, ObjectDeletes, parse_delete_response, record_delete_results
+from infra.objects.object_deletes import ObjectDeletes, parse_delete_response, record_delete_results
 from infra.objects.s3_responses import (
     RequestRetries,
     error_code,
@@ -52,14 +52,13 @@ class S3ObjectStore:
         bucket: str,
         *,
         retries: RequestRetries | None = None,
-        rate: DeleteRate | None = None,
         part_bytes: int = PART_BYTES,
     ) -> None:
         self.client, self.bucket = client, bucket
         self.retries = retries or RequestRetries()
         self._part_bytes = part_bytes
         self._multipart = MultipartUploads(client, bucket, retries=self.retries, part_bytes=part_bytes)
-        self._deletes = ObjectDeletes(client, bucket, retries=self.retries, rate=rate or DeleteRate())
+        self._deletes = ObjectDeletes(client, bucket, retries=self.retries)
 
     @property
     def endpoint(self) -> str:

@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from logstore.atomic_files import replace_atomically
 from logstore.errors import ServiceFailed
 
 _MIN_FREE_BYTES = 200 * 1024 * 1024  # below this SeaweedFS turns its volumes read-only and Temporal's database stalls
@@ -71,21 +71,14 @@ class StackHome:
                 f"only {free_bytes >> 20} MiB are free on the disk of {self.root}, 200 are needed"
             )
 
-    def write_file(self, path: Path, text: str, *, mode: int = 0o600) -> None:
-        """Replace a file of this home atomically and durably."""
-        with self.translate_disk_errors():
-            handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                Path(temporary).chmod(mode)
-                Path(temporary).replace(path)
-            except BaseException:
-                with suppress(OSError):
-                    Path(temporary).unlink()
-                raise
+    def write_file(self, path: Path, text: str) -> None:
+        """Replace a file of this home atomically and durably. The file has mode 0600."""
+        with self.translate_disk_errors(), replace_atomically(path) as new:
+            new.touch(mode=0o600, exist_ok=False)
+            with new.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
 
     def read_json_if_exists(self, path: Path) -> dict[str, object] | None:
         try:

@@ -24,6 +24,7 @@ _DOORS: Final = {
     "delayed_bucket": "delayed.bucket_rows",
     "delayed_index": "delayed.bucket_rows",
     "deleted_znode": "reconciliation.cluster_journal",
+    "finding_fate": "reconciliation.apply_decisions",
     "ledger": "log.ledger_rows",
     "ledger_copy": "log.ledger_rows",
     "ledger_list": "log.ledger_rows",

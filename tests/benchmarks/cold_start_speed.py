@@ -41,7 +41,7 @@ from spark.published_output import PublishedOutputs
 from spark.warm_session import SparkSettings, WarmSession
 from tests.benchmarks.reconciliation_speed import peak_memory
 from tests.benchmarks.stage import Stage, stage
-from workers.assembly.log_store import executor_bucket_address
+from workers.assembly.log_store_from_settings import executor_bucket_address
 from workers.settings import load_settings
 
 _ROUNDS: Final = 3

@@ -25,7 +25,7 @@ from spark.job_runner import SparkBulkJobs
 from spark.published_output import PublishedOutputs
 from spark.warm_session import SparkSettings, WarmSession
 from tests.benchmarks.stage import Stage
-from workers.assembly.log_store import executor_catalog_and_bucket_addresses, open_log_store
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses, open_log_store
 
 _SEGMENT: Final = 2_000  # entries
 _DAY_MS: Final = 86_400_000

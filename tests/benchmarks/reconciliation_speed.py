@@ -47,7 +47,7 @@ from spark.reconciliation.read_catalog_rows import read_ledgers_and_intents
 from spark.sources.store_addresses import CatalogAddresses
 from spark.warm_session import SparkSettings, WarmSession
 from tests.benchmarks.stage import Stage, make_ledgers, stage
-from workers.assembly.log_store import executor_catalog_and_bucket_addresses
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses
 from workers.settings import load_settings
 
 _ROUNDS: Final = 3

@@ -21,7 +21,8 @@ from logstore.log.ledgers import CopyKind, CopyState, LedgerState, LedgerStateme
 from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId
 from tests.benchmarks.puts import Put, put_all
-from workers.assembly.log_store import LogStore, open_log_store
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.demo.temporary_homes import kill_processes_and_remove_home
 from workers.operations.embedded_stack import (
     add_stack_addresses,

@@ -19,7 +19,7 @@ from logstore.identity.bucket_markers import BucketRole
 from logstore.setting_files import PemFiles
 from tests.architecture.source import ROOT
 from tests.tls_servers import TlsCertificateAuthority
-from workers.assembly.log_store import executor_bucket_address
+from workers.assembly.log_store_from_settings import executor_bucket_address
 from workers.client.payload_encryption import EncryptingCodec, make_data_converter, read_payload_keys
 from workers.client.temporal_credentials import read_temporal_credentials
 from workers.hosting.bundle_ownership import ensemble_from_settings

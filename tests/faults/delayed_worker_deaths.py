@@ -11,7 +11,7 @@ from logstore.positions import Position
 from tests.faults.auditor import find_violations_at_any_moment, find_violations_at_rest
 from tests.faults.failpoint_hits import Interruption
 from tests.faults.real_world import MAX_WAIT_S, RealWorld, WorkerProcess, ended, wait_until_true
-from workers.assembly.log_store import open_log_store
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
 
 _NAME: Final = "persistent://shop/main/reminders"

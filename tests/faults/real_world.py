@@ -29,7 +29,8 @@ from tests.all_topics import list_all_topics
 from tests.faults.auditor import Observation, expected_payload, look
 from tests.faults.topic_plans import FOREIGN_OBJECTS, StorageTrouble, TopicPlan
 from tests.servers import CATALOG_ID
-from workers.assembly.log_store import LogStore, open_log_store
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
 from workers.client.temporal_connection import connect_client
 from workers.operations.embedded_stack import start_worker

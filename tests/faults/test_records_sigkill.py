@@ -19,7 +19,7 @@ from tests.faults.auditor import find_violations_at_any_moment
 from tests.faults.real_world import WRITER_PLANS, RealWorld, WorkerProcess, ended, wait_until_true
 from tests.faults.writing_programs import WritingPrograms
 from tests.servers import create_store_settings
-from workers.assembly.log_store import open_log_store
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton, workflow_search
 from workers.client.temporal_connection import connect_client
 

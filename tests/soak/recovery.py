@@ -9,7 +9,7 @@ from typing import Final
 from logstore.log.entries import NewEntry, ProducedEntries
 from tests.soak.soak_processes import REBUILT_DATABASE, Ground
 from tests.soak.soak_setup import LIST_TOPICS, OperationJournal
-from workers.assembly.log_store import open_log_store
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 EntriesByTopic = Mapping[int, Sequence[tuple[tuple[int, int], str]]]

@@ -34,7 +34,8 @@ from tests.soak.soak_setup import (
     OperationJournal,
     read_phase,
 )
-from workers.assembly.log_store import LogStore, open_log_store
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
 from workers.client.transaction_client import TransactionClient
 from workers.settings import Settings, load_settings

@@ -30,7 +30,7 @@ from tests.soak.fault_plan import FaultPlan, ScheduledFault
 from tests.soak.faulty_s3_proxy import FaultyS3Proxy
 from tests.soak.members import Member
 from tests.soak.soak_setup import REPLICA_BUCKET, SOAK_SETTINGS, create_lasting_topics, write_phase
-from workers.assembly.log_store import open_log_store
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.operations.embedded_stack import add_stack_addresses, prepare_catalog_and_namespace
 from workers.settings import Settings
 

@@ -14,7 +14,7 @@ from infra.stack.stack_home import StackHome
 from logstore import failpoints
 from logstore.errors import ServiceFailed
 from logstore.log.ledger_object_keys import ledger_prefix
-from workers.assembly.log_store import open_log_store
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
 from workers.demo.delayed_messages import DEATH_IN_MERGE, MAX_BUCKETS, DelayedTopic, check_delayed_messages
 from workers.demo.direct_store_access import BucketContents, DirectStoreAccess

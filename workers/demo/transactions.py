@@ -12,7 +12,8 @@ from logstore.ports.catalog.log import Topic
 from logstore.positions import Position
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from logstore.validated_names import TopicName
-from workers.assembly.log_store import LogStore, open_log_store
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
 from workers.demo.direct_store_access import DirectStoreAccess
 from workers.demo.promise_report import PromiseResult

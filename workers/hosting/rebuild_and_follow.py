@@ -42,7 +42,7 @@ from logstore.records.services.record_log import RecordLog
 from logstore.records.services.replica_follower import ReplicaFollower, ReplicaFollowSettings
 from logstore.records.services.upload_adoption import UploadAdopter
 from workers.assembly.checked_buckets import identify_catalog_by_records_marker, make_checked_bucket_opener
-from workers.assembly.log_store import make_store_clock, open_spark_bulk_jobs
+from workers.assembly.log_store_from_settings import make_store_clock, open_spark_bulk_jobs
 from workers.catalog_match import list_configured_buckets, mark_namespace_as_own
 from workers.client.job_client import start_job
 from workers.client.task_queue_pollers import list_live_pollers

@@ -32,7 +32,8 @@ from logstore.ports.object_storage import OwnedStore
 from logstore.records.services.manifest_publication import require_current_catalog
 from logstore.records.services.rebuild_manifests import RebuildManifests
 from workers.assembly.activities import WorkerActivities
-from workers.assembly.log_store import ImportedRecordFunctions, LogStore, open_log_store
+from workers.assembly.log_store import ImportedRecordFunctions, LogStore
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.catalog_match import mark_namespace_as_own, mark_or_refuse_primary_and_tiered
 from workers.client import workflow_search
 from workers.client.payload_encryption import get_codec

@@ -17,7 +17,8 @@ from logstore.transactions.transaction_ids_and_states import BROADCASTING_STATES
 from tests.faults.real_world import RealWorld, WorkerProcess, wait_until_true
 from tests.faults.transactions.client_history import ClientHistory, ListRead, TransactionWrite, find_history_violations
 from tests.servers import create_store_settings
-from workers.assembly.log_store import LogStore, open_log_store
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton, workflow_search
 from workers.client.temporal_connection import connect_client
 from workers.client.transaction_client import TransactionClient

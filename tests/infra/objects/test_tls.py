@@ -11,7 +11,7 @@ from logstore.errors import InvalidInput, StoreUnavailable
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole
 from tests.tls_servers import HOST, TlsCertificateAuthority, TlsProxy
 from workers.assembly.checked_buckets import open_primary_bucket
-from workers.assembly.log_store import executor_bucket_address
+from workers.assembly.log_store_from_settings import executor_bucket_address
 from workers.operations.service_checks import _check_object_store, run_check_as_row
 from workers.settings import Settings
 

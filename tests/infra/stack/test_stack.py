@@ -33,6 +33,7 @@ from infra.stack.embedded_stack import (
 )
 from infra.stack.service_port_choice import (
     ALL_SERVICES,
+    PORT_NAMES_BY_SERVICE,
     SEAWEEDFS,
     TEMPORAL,
     ZOOKEEPER,
@@ -82,7 +83,8 @@ def _unhealthy(home: Path) -> list[str]:
     assert ports is not None
     assert credentials is not None
     services = build_services(layout, ports, credentials)
-    return [name for name in ports.services() if not _pid(home, name) or services[name].probe()]
+    had = [name for name in ALL_SERVICES if asdict(ports)[PORT_NAMES_BY_SERVICE[name][0]]]
+    return [name for name in had if not _pid(home, name) or services[name].probe()]
 
 
 def _ports(home: Path) -> set[int]:

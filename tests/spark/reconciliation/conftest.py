@@ -24,7 +24,7 @@ from spark.sources.store_addresses import CatalogAddresses
 from spark.warm_session import WarmSession
 from tests.postgres import postgres
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.log_store import executor_catalog_and_bucket_addresses, open_log_store
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses, open_log_store
 from workers.settings import Settings
 
 __all__ = ["postgres"]

@@ -37,7 +37,7 @@ from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import planner
 from tests.spark.reconciliation.damage import Damaged
 from workers.assembly.activities import WorkerActivities, create_apply_preview
-from workers.assembly.log_store import open_log_store
+from workers.assembly.log_store_from_settings import open_log_store
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(1_200)]
 

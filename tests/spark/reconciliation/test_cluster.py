@@ -10,7 +10,7 @@ from tests.spark.cluster import PROPERTIES, deadly, standalone
 from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import planner
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.log_store import executor_catalog_and_bucket_addresses
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(600)]
 

@@ -24,7 +24,7 @@ from tests.migrated_catalogs import create_migrated_sqlite
 from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import Plan
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.log_store import executor_catalog_and_bucket_addresses
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses
 
 pytestmark = pytest.mark.external_service
 

@@ -41,7 +41,7 @@ from tests.fakes.owners import UnownedTopics
 from tests.servers import create_store_settings
 from tests.spark.reconciliation.damage import Damaged, file_intent
 from workers.assembly.activities import WorkerActivities
-from workers.assembly.log_store import executor_catalog_and_bucket_addresses, open_log_store
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses, open_log_store
 
 pytestmark = pytest.mark.external_service
 
@@ -61,6 +61,7 @@ _LOST: Final[Mapping[str, str]] = {
     "delayed_bucket": _OF_TOPIC,
     "delayed_index": _OF_TOPIC,
     "deleted_znode": _ANY,
+    "finding_fate": _ANY,
     "ledger": "ledger_id = {first}",
     "ledger_copy": "ledger_id = {first} AND kind = 'LEDGER'",
     "ledger_list": _OF_TOPIC + " AND component = 'MANAGED_LEDGER'",

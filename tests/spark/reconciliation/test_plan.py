@@ -15,7 +15,7 @@ from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import Plan, planner
 from tests.spark.reconciliation.damage import Damaged, Truth
 from tests.spark.sources import inventories
-from workers.assembly.log_store import open_log_store
+from workers.assembly.log_store_from_settings import open_log_store
 
 pytestmark = pytest.mark.external_service
 

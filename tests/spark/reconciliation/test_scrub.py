@@ -25,7 +25,7 @@ from spark.sources.store_addresses import CatalogAddresses
 from spark.warm_session import WarmSession
 from tests.spark.reconciliation.conftest import Plan
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.log_store import executor_catalog_and_bucket_addresses
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses
 
 _K = FindingKind
 Scrub = Callable[..., list[Finding]]

@@ -20,7 +20,7 @@ from spark.warm_session import SparkSettings, WarmSession
 from tests.servers import CATALOG_ID
 from tests.spark.cluster import PROPERTIES, standalone
 from tests.spark.records.lost import Filling, dump, flush_all, load_from
-from workers.assembly.log_store import executor_bucket_address, open_log_store
+from workers.assembly.log_store_from_settings import executor_bucket_address, open_log_store
 from workers.settings import Settings
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(600)]

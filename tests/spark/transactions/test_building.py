@@ -21,7 +21,8 @@ from spark.job_runner import SparkBulkJobs
 from spark.published_output import PublishedOutputs
 from spark.warm_session import WarmSession
 from tests.spark.lost_puts import losing_puts
-from workers.assembly.log_store import LogStore, executor_catalog_and_bucket_addresses, open_log_store
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses, open_log_store
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service

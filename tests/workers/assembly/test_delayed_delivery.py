@@ -12,7 +12,8 @@ from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog.log import Topic
 from logstore.positions import Position
 from logstore.retrying_clock import Clock
-from workers.assembly.log_store import LogStore, open_log_store
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service

@@ -29,7 +29,8 @@ from logstore.records.services.record_log import RecordLog
 from tests.logstore.eventually import assert_eventually
 from tests.postgres import PostgresServer, postgres
 from tests.servers import create_store_settings
-from workers.assembly.log_store import LogStore, open_log_store
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.catalog_match import mark_or_refuse_primary_and_tiered
 from workers.client import workflow_search
 from workers.client.temporal_connection import connect_client

@@ -16,7 +16,8 @@ from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
 from logstore.ports.catalog.deletion import AuditCause, Claim
 from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId
-from workers.assembly.log_store import LogStore, open_log_store
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service

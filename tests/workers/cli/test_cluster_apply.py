@@ -10,8 +10,7 @@ from logstore.field_bounds import MAX_LEDGER_IDS
 from logstore.ports.catalog.deletion import Claim
 from logstore.ports.catalog.reconciliation import JournaledLedger, JournaledRemoval, RunKind
 from logstore.pulsar.znode_names import format_ledger_path
-from logstore.reconciliation.finding_files import FateOfFinding
-from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate
+from logstore.reconciliation.findings import ApplyCounts, FateOfFinding, Finding, FindingFate
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.pulsar import wire
 from tests.workers.cli.cluster_plans import CATALOG_ID, INCOMPLETE_REASON, RUN_ID, PlannedCluster

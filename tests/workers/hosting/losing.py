@@ -22,7 +22,8 @@ from logstore.ports.catalog.deletion import AuditCause, Claim
 from logstore.ports.catalog.log import BeginTransactionResult, BeginTransactionWrite, EndTransactionWrite, Topic
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.records.services.shared_flushes import SharedFlushes
-from workers.assembly.log_store import LogStore, open_log_store
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 SUBSCRIPTION: Final = "s"

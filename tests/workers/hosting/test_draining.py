@@ -23,7 +23,7 @@ from logstore.validated_names import TopicName
 from tests.faults.real_world import MAX_STOP_S, wait_until_true
 from tests.ownership.proxy import CuttableProxy
 from tests.servers import create_store_settings
-from workers.assembly.log_store import open_log_store
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton, workflow_search
 from workers.client.temporal_connection import connect_client
 from workers.settings import Settings

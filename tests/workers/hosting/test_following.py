@@ -15,7 +15,7 @@ from logstore.failpoints import ENVIRONMENT_VARIABLE
 from logstore.records.services.record_log import RecordLog
 from tests.spark.records.lost import dump
 from tests.workers.hosting.test_rebuilding import read, write
-from workers.assembly.log_store import open_log_store
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(600)]

@@ -21,7 +21,8 @@ from tests.spark.reconciliation.conftest import planner
 from tests.spark.reconciliation.damage import Damaged
 from tests.workers.hosting.losing import CAUSE, CLAIM, SUBSCRIPTION, Answers, Writers, destroy, flush, phase_two, reach
 from tests.workers.hosting.test_rebuilding import lose, rebuilt
-from workers.assembly.log_store import LogStore, open_log_store
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 __all__ = ["postgres"]

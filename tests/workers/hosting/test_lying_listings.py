@@ -14,7 +14,7 @@ from logstore.positions import LedgerId, Position
 from tests.soak.faulty_s3_proxy import FaultyS3Proxy
 from tests.workers.hosting.losing import CLAIM, phase_two
 from tests.workers.hosting.test_rebuilding import command, lose, manifests
-from workers.assembly.log_store import open_log_store
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(900)]

@@ -10,7 +10,7 @@ from logstore.catalog import Database
 from tests.fakes.owners import UnownedTopics
 from tests.migrated_catalogs import migrate_or_copy_catalog
 from workers.assembly.activities import WorkerActivities
-from workers.assembly.log_store import open_log_store
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 

@@ -33,7 +33,7 @@ from tests.servers import CATALOG_ID
 from tests.spark.records.lost import dump
 from tests.workers.hosting import few_probes
 from tests.workflows.workflow_harness import assert_eventually
-from workers.assembly.log_store import open_log_store
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client.temporal_connection import connect_client
 from workers.hosting.rebuild_and_follow import abandon_rebuild, rebuild_catalog, require_no_workers
 from workers.settings import Settings

@@ -9,7 +9,7 @@ from infra.coordination.zookeeper_session import EnsembleOptions
 from infra.stack.stack_home import StoreCredentials
 from logstore.identity.bucket_markers import BucketRole
 from tests.tls_servers import TlsCertificateAuthority
-from workers.assembly.log_store import executor_bucket_address, executor_catalog_and_bucket_addresses
+from workers.assembly.log_store_from_settings import executor_bucket_address, executor_catalog_and_bucket_addresses
 from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings
 from workers.client.temporal_credentials import read_temporal_credentials
 from workers.hosting.bundle_ownership import ensemble_from_settings

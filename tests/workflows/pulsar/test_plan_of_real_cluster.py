@@ -35,7 +35,7 @@ from tests.spark.conftest import warm
 from tests.spark.pulsar.test_cluster_jobs import filled
 from tests.workflows.pulsar.cluster_plans import plan, run_id
 from tests.workflows.workflow_harness import Gate, WorkflowHarness, assert_eventually
-from workers.assembly.log_store import find_cluster_for_jobs
+from workers.assembly.log_store_from_settings import find_cluster_for_jobs
 from workers.assembly.pulsar_cluster import PulsarClusterOfSettings
 from workers.settings import Settings
 from workflows.pulsar.apply_pulsar import ApplyPulsar
