@@ -22,8 +22,7 @@ from logstore.delayed.snapshot_footer import (
     footer_to_metadata,
 )
 from logstore.errors import CorruptData, InvalidInput
-from logstore.log.chunk_digests import digest_chunk
-from logstore.log.segment_format import parquet_errors
+from logstore.log.segment_format import digest_chunk, parquet_errors
 from logstore.positions import LedgerId, Position, TopicId
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from pyroaring import BitMap
 from logstore.cursors.cursor_state import pack_acknowledged, unpack_acknowledged
 from logstore.delayed.entry_bitmaps import Bitmaps, count_entries
 from logstore.errors import CorruptData
-from logstore.log.chunk_digests import digest_chunk
-from logstore.log.segment_format import parquet_errors
+from logstore.log.segment_format import digest_chunk, parquet_errors
 from logstore.positions import LedgerId, Position, TopicId
 
 if TYPE_CHECKING:

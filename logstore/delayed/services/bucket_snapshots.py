@@ -22,7 +22,7 @@ from logstore.errors import CorruptData
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, ParquetLedgerDraft
-from logstore.log.services.read_cache import ReadCache
+from logstore.log.services.entry_reader import ReadCache
 from logstore.log.services.segment_reader import SegmentGone, open_range_file, read_footer, row_group_byte_range
 from logstore.log.services.upload_read_back import reread_if_corrupt
 from logstore.ports.catalog.delayed import NewIndexBucket

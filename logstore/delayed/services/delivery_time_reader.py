@@ -9,9 +9,8 @@ from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.delayed.bucket_contents import select_delayed_rows
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.errors import MissingData
-from logstore.log.services.prefetcher import Prefetcher
-from logstore.log.services.segment_reader import SegmentGone
-from logstore.log.services.segment_sources import SegmentSource, TieredCopyFinder
+from logstore.log.services.entry_reader import Prefetcher
+from logstore.log.services.segment_reader import SegmentGone, SegmentSource, TieredCopyFinder
 from logstore.ports.catalog.log import Ledger, Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, Position, TopicId

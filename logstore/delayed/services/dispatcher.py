@@ -27,7 +27,6 @@ from pyroaring import BitMap
 
 from logstore.catalog.transactions.sql_transactions import Transactions
 from logstore.cursors.cursor_state import CursorState, unite_entries
-from logstore.cursors.services.subscriptions import Subscription
 from logstore.delayed import entry_bitmaps
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.services.shared_tracker import SharedTracker
@@ -40,6 +39,7 @@ from logstore.delayed.services.subscription_log_reader import (
 from logstore.errors import SextonError
 from logstore.log.entries import Entry
 from logstore.log.services import TopicLogs
+from logstore.ports.catalog.cursors import StoredCursor
 from logstore.ports.catalog.log import Topic
 from logstore.positions import EARLIEST, LedgerId, Position
 
@@ -82,7 +82,7 @@ class Dispatcher:
         topic: Topic,
         shared: SharedTracker,
         *,
-        read_subscription: Callable[[], Subscription],
+        read_subscription: Callable[[], StoredCursor],
         topic_logs: TopicLogs,
         transactions: Transactions,
         columns: Sequence[str],
@@ -217,7 +217,7 @@ class Dispatcher:
                     self.rewind(EARLIEST)
             raise
 
-    def _apply_acknowledgements_and_seeks(self, subscription: Subscription) -> None:
+    def _apply_acknowledgements_and_seeks(self, subscription: StoredCursor) -> None:
         """Apply the subscription's acknowledgements. Rewind to entries that a seek or an abort has given back."""
         before, self._state = self._state, subscription.state
         mark_delete, acknowledged = subscription.state.mark_delete, subscription.state.acknowledged

@@ -15,7 +15,7 @@ from logstore.catalog.transactions.sql_transactions import Transactions
 from logstore.cursors.cursor_state import CursorState
 from logstore.log.entries import Entry
 from logstore.log.services import TopicLogs
-from logstore.log.services.read_filter import ExcludedEntries, Postponer
+from logstore.log.services.entry_reader import ExcludedEntries, Postponer
 from logstore.ports.catalog.log import Topic
 from logstore.positions import EARLIEST, LedgerId, Position
 

@@ -30,7 +30,7 @@ from workers.human_readable_values import (
 )
 
 if TYPE_CHECKING:
-    from logstore.cursors.services.subscriptions import Subscription
+    from logstore.ports.catalog.cursors import StoredCursor
     from logstore.ports.catalog.log import SchemaVersion, TopicSummary
     from logstore.positions import Position, TopicId
 
@@ -183,7 +183,7 @@ def _make_topic_display_row(row: dict[str, Any]) -> dict[str, object]:
 
 
 def _make_subscription_rows(
-    context: CommandContext, topic_id: "TopicId", subscriptions: "list[Subscription]"
+    context: CommandContext, topic_id: "TopicId", subscriptions: "list[StoredCursor]"
 ) -> list[dict[str, object]]:
     """Return rows with backlogs. If a cursor snapshot is lost, the row has no backlog and names the lost ledger."""
     states = [subscription.state for subscription in subscriptions]
@@ -249,7 +249,7 @@ def show_schema(context: CommandContext, name: TopicArgument, *, version: Versio
 
 
 def _read_schema_file(file: str) -> bytes:
-    from logstore.log.services.schemas import MAX_SCHEMA_BYTES  # noqa: PLC0415 - start-up time
+    from logstore.log.services.component_ledgers import MAX_SCHEMA_BYTES  # noqa: PLC0415 - start-up time
 
     try:
         if file == "-":
