@@ -16,11 +16,9 @@ from logstore.catalog import Catalog
 from logstore.cursors.services.subscriptions import CursorSnapshots, Subscriptions
 from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.delayed.services.bucket_merger import Merger
-from logstore.delayed.services.bucket_snapshots import IndexBucketSnapshots
-from logstore.delayed.services.built_index_publisher import BuiltIndexPublisher
+from logstore.delayed.services.bucket_snapshots import BuiltIndexPublisher, IndexBucketSnapshots
 from logstore.delayed.services.consumers import MessageDelivery
-from logstore.delayed.services.delivery_time_reader import DeliveryTimeReader
-from logstore.delayed.services.log_sealer import Sealer
+from logstore.delayed.services.log_sealer import DeliveryTimeReader, Sealer
 from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.errors import InvalidInput

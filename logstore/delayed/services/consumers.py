@@ -18,7 +18,6 @@ from logstore.catalog.delayed.delayed_index import DelayedIndex
 from logstore.catalog.transactions.sql_transactions import Transactions
 from logstore.cursors.cursor_state import CursorState
 from logstore.cursors.services.subscriptions import Subscriptions
-from logstore.delayed.index_buckets import IndexBucket
 from logstore.delayed.services.dispatcher import ConsumerHolding, Dispatcher
 from logstore.delayed.services.shared_tracker import LostBucketAlarm, MeasuredSnapshotReader, SharedTracker
 from logstore.delayed.tracker import IndexSnapshotReader
@@ -31,9 +30,6 @@ from logstore.ports.catalog.log import AcknowledgeResult, Topic
 from logstore.positions import EARLIEST, Position, TopicId
 from logstore.retrying_clock import Clock
 from logstore.transactions.transaction_ids_and_states import TransactionId
-
-
-def _ignore_alarm(topic: Topic, bucket: IndexBucket) -> None: ...
 
 
 class Consumer:
@@ -192,7 +188,7 @@ class MessageDelivery:
         transactions: Transactions,
         clock: Clock | None = None,
         tolerance_ms: int = 0,
-        alarm: LostBucketAlarm = _ignore_alarm,
+        alarm: LostBucketAlarm = lambda _topic, _bucket: None,
     ) -> None:
         self._index, self.snapshots = index, MeasuredSnapshotReader(snapshots)
         """Snapshot reader that all trackers share. It counts and times all reads."""
