@@ -23,7 +23,7 @@ from activities.reconciliation.inputs_and_results import (
     ScrubPageInput,
     ScrubRunId,
 )
-from activities.reconciliation.plan_runs import describe_left_out
+from activities.reconciliation.plan_orphans import describe_left_out
 from logstore.atomic_files import replace_atomically
 from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import CorruptData
