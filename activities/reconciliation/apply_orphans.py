@@ -26,7 +26,6 @@ from activities.reconciliation.inputs_and_results import (
     FiledPage,
     PlanStepInput,
 )
-from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.catalog.sql_catalog import Catalog
 from logstore.deletion import intents
 from logstore.deletion.intents import StoredCopy
@@ -161,96 +160,6 @@ def _run_parallel(calls: Sequence[Callable[[], R]]) -> list[R]:
             raise
 
 
-class SingleObjectDeletion:
-    """Deletion of a page's single objects. The catalog first ensures that no writer will register deleted segments."""
-
-    def __init__(self, *, reconciliation: ReconciliationRuns, inspector: OrphanInspector, objects: ObjectStore) -> None:
-        self._runs, self._inspector, self._objects = reconciliation, inspector, objects
-
-    def delete_page_objects(
-        self,
-        findings: Mapping[int, Finding],
-        *,
-        run_id: str,
-        page: int,
-        before_us: int,
-        cause: AuditCause,
-        objects_per_s: float,
-    ) -> int:
-        """Delete objects that are still orphans, and store the fates. Return the number of confirmed deletions.
-
-        `run_id` is the run of the apply. Raise `StoreUnavailable` if storage gave no answer about an object. A retry
-        deletes the same objects again, except those whose deletion is stored.
-        """
-        with ClaimRenewingHeartbeats(lambda: None) as heartbeats:
-            self._inspector.require_own_buckets()
-            fates = self._runs.read_fates(run_id, page)
-            if not findings.keys() <= fates.keys():
-                answers = inspect_single_objects(self._inspector, findings, before_us, heartbeats.count_examined)
-                fates = self._runs.decide_single_objects(run_id, page, answers, cause=cause)
-            earlier = {number: fate for number in findings if (fate := fates[number]) is not None}
-            to_delete = {
-                number: finding
-                for number, finding in findings.items()
-                if number not in earlier or earlier[number].fate is FindingFate.FAILED
-            }
-            applied = self._delete_segments(to_delete, objects_per_s, heartbeats)
-            applied |= self._abort_uploads(to_delete, before_us, heartbeats)
-            self._runs.store_fates(run_id, page, applied.values())
-        return sum(result.fate is FindingFate.DELETED for result in (earlier | applied).values())
-
-    def _delete_segments(
-        self, to_delete: Mapping[int, Finding], objects_per_s: float, heartbeats: ClaimRenewingHeartbeats
-    ) -> dict[int, FateOfFinding]:
-        segments = {
-            number: finding for number, finding in to_delete.items() if finding.kind is FindingKind.ORPHAN_SEGMENT
-        }
-        pace = DeletionPace(objects_per_s)
-        applied: dict[int, FateOfFinding] = {}
-        copies = {
-            number: StoredCopy(verdict=intents.CopyVerdict.OWN, data_keys=(finding.key,))
-            for number, finding in segments.items()
-        }
-        for part in pace.split_copies(copies) if copies else ():
-            pace.wait_for_rate(part, heartbeats)
-            with effect("reconciliation.delete_objects"):
-                report = self._objects.delete([segments[number].key for number in part])
-            heartbeats.count_deleted(len(report.deleted))
-            for key in report.unanswered:
-                raise StoreUnavailable(report.failed[key])
-            unconfirmed_by_row = sample_and_find_unconfirmed_keys(
-                self._objects, report, {number: (segments[number].key,) for number in part}
-            )
-            for number in part:
-                finding, unconfirmed = segments[number], unconfirmed_by_row[number]
-                error = report.failed.get(finding.key) or (unconfirmed.first if unconfirmed else None)
-                applied[number] = (
-                    _failed_fate(number, error) if error is not None else _deleted_fate(number, finding, objects=1)
-                )
-        return applied
-
-    def _abort_uploads(
-        self, to_delete: Mapping[int, Finding], before_us: int, heartbeats: ClaimRenewingHeartbeats
-    ) -> dict[int, FateOfFinding]:
-        applied: dict[int, FateOfFinding] = {}
-        for number, finding in to_delete.items():
-            if finding.kind is FindingKind.ORPHAN_SEGMENT:
-                continue
-            heartbeats.count_examined()
-            answer = self._inspector.inspect_upload(finding, before_us=before_us)
-            if not isinstance(answer, str):
-                with effect("reconciliation.abort_uploads"):
-                    answer.abort_uploads(finding.key)
-                answer = self._inspector.inspect_upload(finding, before_us=before_us)
-            if answer == ENDED_UPLOAD:
-                applied[number] = _deleted_fate(number, finding, objects=0)
-            elif isinstance(answer, str):
-                applied[number] = kept_fate(number, answer)
-            else:
-                applied[number] = _failed_fate(number, "parts of the upload are left")
-        return applied
-
-
 def _failed_fate(number: int, error: str) -> FateOfFinding:
     return FateOfFinding(number=number, fate=FindingFate.FAILED, reason=error)
 
@@ -268,7 +177,7 @@ class ApplyOrphansActivities:
         *,
         catalog: Catalog,
         inspector: OrphanInspector,
-        objects: SingleObjectDeletion,
+        objects: ObjectStore,
         bulk: BulkJobRunner,
     ) -> None:
         self._runs, self._identities, self._inspector = catalog.reconciliation, catalog.identities, inspector
@@ -354,20 +263,84 @@ class ApplyOrphansActivities:
 
         Idempotency: the decision is stored before the first deletion, in the transaction that passes over segments. All
             attempts use the first decision, and an absent object counts as deleted. The decision stays right: no writer
-            can register an orphaned segment any more, and an upload whose uuid has no row does not continue.
+            can register an orphaned segment any more, and an upload whose uuid has no row does not continue. Objects
+            whose deletion is stored are not deleted again.
         Heartbeat: (findings checked, objects deleted), after each finding and while waiting for storage.
         Raises: StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         require_epoch(self._runs, request.epoch, request.run_id)  # another epoch may reuse a segment number
         require_decisions_in_catalog(find_apply(self._runs, request.run_id))
-        return self._objects.delete_page_objects(
-            select_single_objects(self._open_published_findings(request.run_id).read_page(request.page)),
-            run_id=apply_run_id(request.run_id),
-            page=request.page,
-            before_us=request.before_us,
-            cause=own_workflow_cause(request.actor, request.reason),
-            objects_per_s=request.objects_per_s,
-        )
+        findings = select_single_objects(self._open_published_findings(request.run_id).read_page(request.page))
+        run_id, cause = apply_run_id(request.run_id), own_workflow_cause(request.actor, request.reason)
+        with ClaimRenewingHeartbeats(lambda: None) as heartbeats:
+            self._inspector.require_own_buckets()
+            fates = self._runs.read_fates(run_id, request.page)
+            if not findings.keys() <= fates.keys():
+                answers = inspect_single_objects(
+                    self._inspector, findings, request.before_us, heartbeats.count_examined
+                )
+                fates = self._runs.decide_single_objects(run_id, request.page, answers, cause=cause)
+            earlier = {number: fate for number in findings if (fate := fates[number]) is not None}
+            to_delete = {
+                number: finding
+                for number, finding in findings.items()
+                if number not in earlier or earlier[number].fate is FindingFate.FAILED
+            }
+            applied = self._delete_segments(to_delete, request.objects_per_s, heartbeats)
+            applied |= self._abort_uploads(to_delete, request.before_us, heartbeats)
+            self._runs.store_fates(run_id, request.page, applied.values())
+        return sum(result.fate is FindingFate.DELETED for result in (earlier | applied).values())
+
+    def _delete_segments(
+        self, to_delete: Mapping[int, Finding], objects_per_s: float, heartbeats: ClaimRenewingHeartbeats
+    ) -> dict[int, FateOfFinding]:
+        segments = {
+            number: finding for number, finding in to_delete.items() if finding.kind is FindingKind.ORPHAN_SEGMENT
+        }
+        pace = DeletionPace(objects_per_s)
+        applied: dict[int, FateOfFinding] = {}
+        copies = {
+            number: StoredCopy(verdict=intents.CopyVerdict.OWN, data_keys=(finding.key,))
+            for number, finding in segments.items()
+        }
+        for part in pace.split_copies(copies) if copies else ():
+            pace.wait_for_rate(part, heartbeats)
+            with effect("reconciliation.delete_objects"):
+                report = self._objects.delete([segments[number].key for number in part])
+            heartbeats.count_deleted(len(report.deleted))
+            for key in report.unanswered:
+                raise StoreUnavailable(report.failed[key])
+            unconfirmed_by_row = sample_and_find_unconfirmed_keys(
+                self._objects, report, {number: (segments[number].key,) for number in part}
+            )
+            for number in part:
+                finding, unconfirmed = segments[number], unconfirmed_by_row[number]
+                error = report.failed.get(finding.key) or (unconfirmed.first if unconfirmed else None)
+                applied[number] = (
+                    _failed_fate(number, error) if error is not None else _deleted_fate(number, finding, objects=1)
+                )
+        return applied
+
+    def _abort_uploads(
+        self, to_delete: Mapping[int, Finding], before_us: int, heartbeats: ClaimRenewingHeartbeats
+    ) -> dict[int, FateOfFinding]:
+        applied: dict[int, FateOfFinding] = {}
+        for number, finding in to_delete.items():
+            if finding.kind is FindingKind.ORPHAN_SEGMENT:
+                continue
+            heartbeats.count_examined()
+            answer = self._inspector.inspect_upload(finding, before_us=before_us)
+            if not isinstance(answer, str):
+                with effect("reconciliation.abort_uploads"):
+                    answer.abort_uploads(finding.key)
+                answer = self._inspector.inspect_upload(finding, before_us=before_us)
+            if answer == ENDED_UPLOAD:
+                applied[number] = _deleted_fate(number, finding, objects=0)
+            elif isinstance(answer, str):
+                applied[number] = kept_fate(number, answer)
+            else:
+                applied[number] = _failed_fate(number, "parts of the upload are left")
+        return applied
 
     @define_activity(name="reconciliation.record_page")
     @send_heartbeats()

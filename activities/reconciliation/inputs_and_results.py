@@ -110,8 +110,3 @@ class ScrubCounts:
     objects: int = 0
     size_bytes: int = 0
     findings: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConcludeScrubInput:
-    run_id: str

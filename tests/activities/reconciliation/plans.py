@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from activities.reconciliation.apply_orphans import ApplyOrphansActivities, ApplyPreview, SingleObjectDeletion
+from activities.reconciliation.apply_orphans import ApplyOrphansActivities, ApplyPreview
 from activities.reconciliation.inputs_and_results import (
     ApplyPageInput,
     BeginApplyInput,
@@ -95,7 +95,7 @@ class Plans:
         self.applying = ApplyOrphansActivities(
             catalog=self.catalog,
             inspector=self.stored,
-            objects=SingleObjectDeletion(reconciliation=self.runs, inspector=self.stored, objects=self.warm),
+            objects=self.warm,
             bulk=self.bulk,
         )
 
