@@ -15,6 +15,7 @@ from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog.reconciliation import RunKind
 from logstore.reconciliation.bulk_job_inputs_and_results import LEFT_OUT, BulkJob, BulkJobSummary
 from logstore.stop_checks import raise_if_stopped
+from logstore.subjects import HasPageOfRun, HasRun, HasTopics
 
 _TOPICS: Final = "topic_ids"
 _COUNTS: Final = "counts"
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginBuildInput:
+class BeginBuildInput(HasTopics, HasRun):
     run_id: str
     actor: str = ""
     reason: str = ""
@@ -31,13 +32,13 @@ class BeginBuildInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunBuildJobInput:
+class RunBuildJobInput(HasRun):
     run_id: str
     master: str = ""  # Spark cluster; empty: the cluster of the settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchTopicsPageInput:
+class SwitchTopicsPageInput(HasPageOfRun):
     run_id: str
     page: int  # number of a part of the output
 
@@ -50,7 +51,7 @@ class SwitchCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConcludeBuildInput:
+class ConcludeBuildInput(HasRun):
     run_id: str
     counts: dict[str, int]
 

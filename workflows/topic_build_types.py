@@ -12,11 +12,12 @@ from logstore.field_bounds import (
     RunIdOrNothing,
     SparkMasterOrNothing,
 )
+from logstore.subjects import HasRun, HasTopics
 from workflows.task_queues import BulkQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildTopicsInput:
+class BuildTopicsInput(HasTopics, HasRun):
     """Input of a topic build. Each job has a subclass."""
 
     does: ClassVar[str]  # description of the job with the placeholder {topics}, and the command that starts it

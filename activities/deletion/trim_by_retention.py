@@ -18,6 +18,7 @@ from logstore.ports.catalog.deletion import DetachedBatch
 from logstore.ports.catalog.log import Topic, TopicState
 from logstore.positions import TopicId
 from logstore.stop_checks import raise_if_stopped
+from logstore.subjects import HasBatch, HasSubject, HasTopic, HasTopicsAfter, Subject
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class CursorAdvancer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RollIdleLedgerInput:
+class RollIdleLedgerInput(HasTopic):
     topic_id: int
     topic: str = ""  # encoded; must be the name of `topic_id`
 
@@ -85,7 +86,7 @@ _MAX_TROUBLE_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NextTopicPagesInput:
+class NextTopicPagesInput(HasTopicsAfter):
     after: int  # topic id, exclusive
     topics: int  # topics per page
     limit: int  # maximum number of pages
@@ -106,12 +107,15 @@ class NextTopicPagesResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrimPageInput:
+class TrimPageInput(HasSubject):
     page: TopicIdRange
     batch_id: str
     batch_workflow_id: str  # workflow of phase two, which gets the claim
     actor: str
     reason: str
+
+    def subject(self) -> Subject:
+        return Subject(parts=(f"topics {self.page.first} to {self.page.last}",), batch_id=self.batch_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +128,7 @@ class TrimPageResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CountBatchInput:
+class CountBatchInput(HasBatch):
     batch_id: str
 
 

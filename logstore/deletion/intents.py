@@ -4,7 +4,7 @@ Source: PIP-186, which calls an intent PendingDeleteLedgerInfo.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from logstore.field_bounds import BatchId, CatalogNumber, CopyName, WorkerIdOrNo
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement, require_named_topic
 from logstore.offload.tiered_copy import CopyLocation, find_context_problem
 from logstore.positions import LedgerId, TopicId
+from logstore.subjects import HasBatch, HasOutcomes, HasSubject, Subject
 
 STUCK_AFTER_ATTEMPTS: Final = 5
 """If this number of consecutive attempts leaves the same number of keys, the intent becomes a dead letter.
@@ -116,6 +117,16 @@ class IntentKey:
     openings: int = 0  # number of times that the ended intent was reopened
 
 
+class HasIntent(HasSubject):
+    """Mix-in of requests about the copy of one intent."""
+
+    __slots__ = ()
+    key: IntentKey
+
+    def subject(self) -> Subject:
+        return replace(super().subject(), ledger_id=self.key.ledger_id, copy=self.key.copy)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRefusal:
     """Refusal of a request by a guard, before any change."""
@@ -126,7 +137,7 @@ class RequestRefusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchCertificate:
+class BatchCertificate(HasBatch, HasOutcomes):
     """Batch certificate: counts of the batch's rows, and of the objects that storage confirmed as deleted."""
 
     batch_id: BatchId

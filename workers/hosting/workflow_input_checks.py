@@ -41,7 +41,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 from logstore.errors import InvalidInput
 from logstore.field_bounds import OutsideInput
 from workers.client.payload_encryption import require_decrypted
-from workers.hosting.request_subject import FIELD
+from workers.client.temporal_faults import FIELD
 from workers.validation_refusals import get_type_adapter, refusal_from_validation_error
 from workflows.records.job_definitions import FOLLOW_RECORDS, REBUILD_CATALOG
 

@@ -17,6 +17,7 @@ from logstore.field_bounds import (
     PageSize,
     Reason,
 )
+from logstore.subjects import HasOutcome, HasTopic
 from workflows.job_definition import JobDefinition
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
@@ -43,7 +44,7 @@ class SealBucketsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealBucketsInput:
+class SealBucketsInput(HasTopic):
     """Input of `seal-buckets`. Without `topic_id`, the job seals every topic that needs a seal."""
 
     topic_id: CatalogNumber | None = None  # topic to seal in any case; None: every topic that needs a seal
@@ -72,7 +73,7 @@ class MergeOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MergeBucketsResult:
+class MergeBucketsResult(HasOutcome):
     """Progress or result of the merges of a topic."""
 
     outcome: MergeOutcome | None = None  # None: running
@@ -86,7 +87,7 @@ class MergeBucketsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MergeBucketsInput:
+class MergeBucketsInput(HasTopic):
     """Input of `merge-buckets`. `carried` is the progress of an earlier run."""
 
     topic_id: CatalogNumber

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Final
 
-from logstore.deletion.intents import BatchCertificate, IntentKey, Outcome
+from logstore.deletion.intents import BatchCertificate, HasIntent, IntentKey, Outcome
 from logstore.field_bounds import (
     DELETION_ATTEMPTS,
     DELETION_PARALLELISM,
@@ -33,6 +33,7 @@ from logstore.field_bounds import (
     id_list,
 )
 from logstore.log.ledgers import CopyKind
+from logstore.subjects import HasBatch, HasOutcomes, HasSubject, HasTopic, Subject
 from logstore.validated_names import check_producer_or_actor_name
 from workflows.job_definition import JobDefinition
 
@@ -81,7 +82,7 @@ class DeletionPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteLedgerInput:
+class DeleteLedgerInput(HasIntent, HasTopic):
     """Intent to finish, and the bounds of its retries."""
 
     key: IntentKey
@@ -145,7 +146,7 @@ class SetRateInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteLedgersInput:
+class DeleteLedgersInput(HasSubject):
     """Batch for phase two. If `detach` is set, the workflow does phase one first."""
 
     batch_id: BatchId
@@ -164,9 +165,13 @@ class DeleteLedgersInput:
         whose = f"`{self.topic}`" if self.topic else "several topics"
         return f"Deletes ledgers of {whose} from storage, and `sexton deletion list` shows each with its outcome."
 
+    def subject(self) -> Subject:
+        ledger_ids = self.detach.ledger_ids if self.detach else ()
+        return Subject(ledger_ids=ledger_ids, batch_id=self.batch_id, topic=self.topic)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepDeletionsResult:
+class SweepDeletionsResult(HasOutcomes):
     """Numbers of rows, copies and objects of one sweep."""
 
     batches: int = 0
@@ -182,7 +187,7 @@ class SweepDeletionsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepDeletionsInput:
+class SweepDeletionsInput(HasSubject):
     """Actor and reason of a sweep, and its policy of phase two."""
 
     actor: Actor = "schedule"
@@ -196,7 +201,7 @@ class SweepDeletionsInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteTopicResult:
+class DeleteTopicResult(HasOutcomes):
     """Numbers of ledgers, copies and objects since the deletion of the topic began."""
 
     step: str = "beginning"  # detaching, deleting, removing, ended
@@ -209,7 +214,7 @@ class DeleteTopicResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteTopicInput:
+class DeleteTopicInput(HasTopic):
     """Topic to delete, actor and reason."""
 
     topic_id: CatalogNumber
@@ -226,7 +231,7 @@ class DeleteTopicInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrimTopicResult:
+class TrimTopicResult(HasOutcomes):
     """Numbers of ledgers, copies and objects of all passes."""
 
     detached: int = 0  # ledgers
@@ -238,7 +243,7 @@ class TrimTopicResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrimTopicInput:
+class TrimTopicInput(HasTopic):
     """Topic to trim, actor and reason."""
 
     topic_id: CatalogNumber
@@ -256,7 +261,7 @@ class TrimTopicInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrimTopicsResult:
+class TrimTopicsResult(HasOutcomes):
     """Numbers of ledgers, copies and objects of all topics."""
 
     topics: int = 0  # visited
@@ -271,7 +276,7 @@ class TrimTopicsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrimTopicsInput:
+class TrimTopicsInput(HasBatch):
     """Actor and reason of a trim of all topics, and its policy of phase two."""
 
     actor: Actor = "schedule"

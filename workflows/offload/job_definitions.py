@@ -17,6 +17,7 @@ from logstore.field_bounds import (
     between,
     id_list,
 )
+from logstore.subjects import HasLedger, HasOutcome, HasOutcomes, HasTopic
 from workflows.deletion.job_definitions import DeletionPolicy
 from workflows.job_definition import JobDefinition
 from workflows.task_queues import UploadsQueue
@@ -48,7 +49,7 @@ class OffloadOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadLedgerInput:
+class OffloadLedgerInput(HasLedger, HasTopic):
     """Input of `offload-ledger`."""
 
     ledger_id: CatalogNumber
@@ -63,7 +64,7 @@ class OffloadLedgerInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadLedgerResult:
+class OffloadLedgerResult(HasOutcome):
     """Outcome of offloading one ledger, and the copy that storage has proved."""
 
     outcome: OffloadOutcome
@@ -93,7 +94,7 @@ class OffloadAsk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadTopicResult:
+class OffloadTopicResult(HasOutcomes):
     """Numbers of ledgers by result, for all requests."""
 
     offloaded: int = 0
@@ -112,7 +113,7 @@ class OffloadTopicResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadTopicInput:
+class OffloadTopicInput(HasTopic):
     """Input of `offload-topic`. Further requests arrive by the signal `ask`."""
 
     topic_id: CatalogNumber

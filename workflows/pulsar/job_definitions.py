@@ -21,6 +21,7 @@ from logstore.field_bounds import (
 from logstore.pulsar.cluster_transactions import TransactionAbort
 from logstore.pulsar.plan_jobs import MAX_BETWEEN_SCANS_S, MIN_BETWEEN_SCANS_S
 from logstore.reconciliation.findings import ApplyCounts, FindingPosition, PlanOrScrubResult
+from logstore.subjects import HasLedgers, HasRowLimit, HasRun, HasTransactions
 from logstore.transactions.transaction_ids_and_states import TRANSACTION_ID
 from workflows.job_definition import JobDefinition
 from workflows.reconciliation.job_definitions import ApplyOrphansProgress
@@ -45,7 +46,7 @@ TransactionIdTexts = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanPulsarInput:
+class PlanPulsarInput(HasRun):
     """Input of a plan for a Pulsar cluster."""
 
     run_id: RunIdOrNothing = ""  # empty: the job makes an id, as in a scheduled plan
@@ -75,7 +76,7 @@ class PlanPulsarResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyPulsarInput:
+class ApplyPulsarInput(HasRowLimit, HasRun):
     """Input of `apply-pulsar` for one plan of a Pulsar cluster."""
 
     run_id: RunId  # plan's run id
@@ -116,7 +117,7 @@ class UndoPulsarProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UndoPulsarInput:
+class UndoPulsarInput(HasLedgers, HasRun):
     """Input of `undo-pulsar` for the applies of one plan."""
 
     run_id: RunId  # plan's run id
@@ -139,7 +140,7 @@ class UndoPulsarResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbortTransactionsInput:
+class AbortTransactionsInput(HasTransactions, HasRun):
     """Input of `abort-transactions`."""
 
     run_id: RunId

@@ -20,6 +20,7 @@ from logstore.field_bounds import (
 )
 from logstore.reconciliation.bulk_job_inputs_and_results import SCRUB_BYTES_PER_S, SCRUB_RATE
 from logstore.reconciliation.findings import ApplyCounts, PlanOrScrubResult
+from logstore.subjects import HasRun, HasTopics
 from workflows.deletion.job_definitions import DeletionPolicy, ObjectsPerS
 from workflows.job_definition import JobDefinition
 from workflows.task_queues import BulkQueue
@@ -48,7 +49,7 @@ ScrubbedTopicIds = Annotated[list[int], FromOutside(id_list(MAX_SCRUB_TOPICS).or
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReconcileOrphansInput:
+class ReconcileOrphansInput(HasRun):
     """Input of a plan."""
 
     run_id: RunIdOrNothing = ""  # empty: the job makes an id, as in a scheduled plan
@@ -104,7 +105,7 @@ class ApplyOrphansProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyOrphansInput:
+class ApplyOrphansInput(HasRun):
     """Input of `apply-orphans` for one plan."""
 
     run_id: RunId  # plan's run id
@@ -146,7 +147,7 @@ class ScrubLedgersProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScrubLedgersInput:
+class ScrubLedgersInput(HasTopics):
     """Input of a scrub. If a scrub of the same topics is unfinished, this job continues that scrub."""
 
     actor: Actor = "schedule"

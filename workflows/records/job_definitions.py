@@ -31,6 +31,15 @@ from logstore.records.job_results import (
     SelectionPageStart,
     ShippedBlocks,
 )
+from logstore.subjects import (
+    HasBatch,
+    HasEligibleAge,
+    HasFunction,
+    HasSubject,
+    HasTopic,
+    HasWatch,
+    Subject,
+)
 from workflows.deletion.job_definitions import DeletionPolicy
 from workflows.job_definition import JobDefinition
 from workflows.task_queues import RecordsQueue
@@ -65,7 +74,7 @@ class FlushRecordsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlushRecordsInput:
+class FlushRecordsInput(HasWatch):
     """Input of `flush-records`, which flushes repeatedly or once."""
 
     once: bool = False  # flush the present changes once, then end
@@ -81,7 +90,7 @@ class FlushRecordsInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepRecordsInput:
+class SweepRecordsInput(HasWatch):
     """Input of a sweep that starts `flush-records` unless it runs."""
 
     watch_s: WatchS = 60.0  # `watch_s` of the started flush
@@ -101,7 +110,7 @@ class SweepRecordsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DefragmentRecordsInput:
+class DefragmentRecordsInput(HasSubject):
     """Input of one pass over all blocks."""
 
     scheduled: bool = False  # set by a schedule: run the job as a child under the id without a time
@@ -126,7 +135,7 @@ class DefragmentRecordsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RaidTombstonesInput:
+class RaidTombstonesInput(HasEligibleAge):
     """Input of a raid."""
 
     eligible_age_s: AgeS | None = None  # None: age in the workers' settings
@@ -153,7 +162,7 @@ class RaidTombstonesResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicateRecordsInput:
+class ReplicateRecordsInput(HasSubject):
     """Input of one shipment to every replica bucket in the workers' settings."""
 
     scheduled: bool = False  # set by a schedule: run the job as a child under the id without a time
@@ -175,7 +184,7 @@ class ReplicateRecordsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndRecordsResult:
+class EndRecordsResult(HasSubject):
     """Counts of deleted records, or the refusal."""
 
     records: int = 0  # closed ledgers for which the function was called
@@ -192,9 +201,13 @@ class EndRecordsResult:
         """Number of copies by outcome."""
         return dict(self.certificate.outcomes) if self.certificate else {}
 
+    def subject(self) -> Subject:
+        outcome = self.certificate.subject().outcome if self.certificate else ""
+        return Subject(ledger_ids=self.ledger_ids, outcome=outcome)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndRecordsInput:
+class EndRecordsInput(HasFunction, HasBatch, HasTopic):
     """Input of `end-records`: the record function, the topics, and the batch of detached ledgers."""
 
     function: FunctionName  # name in the workers' setting `functions`
@@ -224,7 +237,7 @@ class EndRecordsInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowRecordsInput:
+class FollowRecordsInput(HasWatch):
     """Input of `follow-records` for one replica database."""
 
     replica: str  # name of the followed bucket, a slash, and a name for this replica
@@ -247,7 +260,7 @@ class FollowRecordsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildCatalogInput:
+class RebuildCatalogInput(HasSubject):
     """Input of a rebuild from one manifest into one database."""
 
     rebuild: str  # id of the rebuild, as text of `logstore.records.rebuild_job.RebuildId`

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from logstore.field_bounds import Actor, FromOutside, PauseS, Reason, between
+from logstore.subjects import HasCoordinator, HasSubject, HasTransaction
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS, OwedParticipant, TransactionIdText
 from workflows.job_definition import JobDefinition
 from workflows.task_queues import TransactionsQueue
@@ -11,7 +12,7 @@ from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorInput:
+class CoordinatorInput(HasCoordinator):
     """Input of `transaction-coordinator`. `carried` is the progress of an earlier run."""
 
     tc_id: Annotated[int, FromOutside(between(0, MAX_COORDINATORS - 1))]
@@ -38,7 +39,7 @@ class CoordinatorProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BroadcastTransactionInput:
+class BroadcastTransactionInput(HasTransaction):
     """Input of `broadcast-transaction`. `carried` is the progress of an earlier run."""
 
     txn: TransactionIdText  # tc:sequence
@@ -66,7 +67,7 @@ class BroadcastProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepTransactionsInput:
+class SweepTransactionsInput(HasSubject):
     """Input of `sweep-transactions`."""
 
     actor: Actor = ""

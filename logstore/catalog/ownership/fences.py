@@ -10,9 +10,9 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Connection, Row, Select, select
 
 from logstore.catalog import tables as t
+from logstore.catalog.catalog_row import read_catalog_row
 from logstore.catalog.engine.database import CatalogAdapter
 from logstore.catalog.engine.dialect_sql import build_dialect_insert
-from logstore.catalog.identity.catalog_row import read_catalog_row
 from logstore.errors import CatalogBusy, InvalidInput, NotOwner
 from logstore.failpoints import effect
 from logstore.ownership import BundleId, Lease

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Row, and_, bindparam, delete, literal, or_, s
 
 from logstore.catalog import tables as t
 from logstore.catalog.audit_log import AuditedLedgers, insert_audit_row
+from logstore.catalog.catalog_row import read_catalog_row
 from logstore.catalog.deletion.intent_queries import count_filed_intents, select_fileable_ledgers
 from logstore.catalog.deletion.intent_rows import insert_intents, move_intents_to_batch, replace_ledgers_by_intents
 from logstore.catalog.deletion.run_rows import (
@@ -38,7 +39,6 @@ from logstore.catalog.engine.dialect_sql import (
     is_one_of,
     parse_offload_context,
 )
-from logstore.catalog.identity.catalog_row import read_catalog_row
 from logstore.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
 from logstore.catalog.log.ledger_rows import (
     format_canonical_json,
@@ -46,7 +46,7 @@ from logstore.catalog.log.ledger_rows import (
     raise_last_segments,
     set_generation,
 )
-from logstore.catalog.log.topic_rows import share_lock_and_filter_active_topics
+from logstore.catalog.log.topics import share_lock_and_filter_active_topics
 from logstore.catalog.reconciliation.rows_naming_ledgers import build_segment_sum_columns, read_rows_naming_ledgers
 from logstore.catalog.records.outbox_rows import enqueue_records
 from logstore.deletion.intents import DeletionState

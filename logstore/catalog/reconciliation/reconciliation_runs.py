@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, func, select
 
 from logstore.catalog import tables as t
+from logstore.catalog.catalog_row import read_catalog_row
 from logstore.catalog.deletion.intent_queries import INTENT_COLUMNS, intent_from_row
 from logstore.catalog.deletion.run_rows import (
     finish_run,
@@ -18,7 +19,6 @@ from logstore.catalog.deletion.run_rows import (
 )
 from logstore.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
 from logstore.catalog.engine.dialect_sql import dataclass_from_row
-from logstore.catalog.identity.catalog_row import read_catalog_row
 from logstore.catalog.reconciliation import apply_decisions
 from logstore.catalog.reconciliation.cluster_journal import remove_journals
 from logstore.errors import PreconditionFailed, UnknownObject

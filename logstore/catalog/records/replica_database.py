@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from sqlalchemy import Connection, Table, select
 
 from logstore.catalog import tables as t
+from logstore.catalog.catalog_row import read_catalog_row
 from logstore.catalog.engine.catalog_version import migrate_catalog, read_catalog_version, require_current_version
 from logstore.catalog.engine.database import Database
 from logstore.catalog.engine.database_connections import mask_passwords
-from logstore.catalog.identity.catalog_row import read_catalog_row
 from logstore.catalog.records import replica_rows
 from logstore.catalog.records.rebuild_loading import build_unrecorded_rows, describe_database_content
 from logstore.catalog.records.record_log_row import REPLICA, read_log_row
