@@ -21,7 +21,7 @@ from workers.human_readable_values import format_time_to_second
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
-    from activities.reconciliation.apply_preview import ApplyPreview
+    from activities.reconciliation.apply_orphans import ApplyPreview
     from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
     from logstore.ports.catalog.reconciliation import ReconciliationRun
     from logstore.reconciliation.findings import PlanOrScrubResult
