@@ -44,7 +44,7 @@ from workers.cli.shared_options import MAX_RATE, DryRun, Reason, make_fraction_p
 from workers.human_readable_values import format_time_to_second, select_fields
 
 if TYPE_CHECKING:
-    from activities.reconciliation.apply_preview import ApplyPreview
+    from activities.reconciliation.apply_orphans import ApplyPreview
     from infra.pulsar.apply_verification import ApplyVerification
     from infra.pulsar.scan_facts import ScannedReference
     from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns

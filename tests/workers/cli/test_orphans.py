@@ -11,7 +11,7 @@ from unittest.mock import create_autospec
 import pyarrow.parquet as pq
 import pytest
 
-from activities.reconciliation.apply_preview import ApplyPreview, ApplyPreviewResult
+from activities.reconciliation.apply_orphans import ApplyPreview, ApplyPreviewResult
 from logstore.errors import PreconditionFailed
 from logstore.ports.catalog.deletion import Claim
 from logstore.ports.catalog.reconciliation import RunKind

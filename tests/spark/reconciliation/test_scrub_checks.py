@@ -14,7 +14,7 @@ from logstore.offload.tiered_copy import RowGroupEntries, TieredIndex, data_key,
 from logstore.ports.catalog.log import Segment
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.services.scrub_checks import find_damage, require_undamaged_copy, require_undamaged_segment
+from spark.reconciliation.scrub_ledgers import find_damage, require_undamaged_copy, require_undamaged_segment
 from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 
 _LEDGER = LedgerId(7)
