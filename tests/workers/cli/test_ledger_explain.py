@@ -247,7 +247,7 @@ def test_explain_reads_a_bounded_part_of_a_large_ledger_unless_told_to_verify_it
     *_, last = _with_digests(world, ledger)
     held = world.objects._held[last]
     world.objects._held[last] = replace(held, body=b"y" + held.body[1:])
-    monkeypatch.setattr("workers.cli.ledger.explain_and_audit._MAX_COMPARED_BYTES", 200)
+    monkeypatch.setattr("workers.cli.ledger_explanation._MAX_COMPARED_BYTES", 200)
     bounded = _explained(run, ledger)["copies"][0]["storage"]
     assert (bounded["compared"], bounded["corrupt"]) == (2, [])
     whole = document(run("ledger", "explain", str(ledger), "--verify", "--json"))["copies"][0]["storage"]

@@ -29,7 +29,7 @@ from logstore.reconciliation.findings import (
 from tests.fakes.reconciliation_runs import FakeReconciliationRuns
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices, FakeJobHandle
-from workers.cli.orphans import plan_report as pages
+from workers.cli import orphans_report as pages
 from workflows.reconciliation.job_definitions import ApplyOrphansProgress, ApplyOrphansResult, ReconcileOrphansResult
 
 RUN = "plan-8c1d5f0e9a3b"

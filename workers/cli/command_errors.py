@@ -1,9 +1,15 @@
-"""Exit codes and JSON documents of errors."""
+"""Errors of commands: exit codes, JSON documents, and errors of the parser as field, expected and found."""
 
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from enum import IntEnum
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
 
 from logstore.errors import (
     CatalogBusy,
@@ -87,9 +93,11 @@ def get_exit_code_of_outcomes(outcomes: Mapping[str, int]) -> ExitCode:
 def classify_error(error: BaseException) -> CommandFailure:
     """Classify an error that was raised in this process, in a workflow or in Temporal's client."""
     # A `SextonError` has a better message than its cause.
-    failure = (None if isinstance(error, SextonError) else _classify_temporal_error(error)) or _classify_local_error(
-        error
-    )
+    failure = None if isinstance(error, SextonError) else _classify_temporal_error(error)
+    if failure is None:
+        name, is_expected = type(error).__name__, isinstance(error, SextonError | OSError)
+        field = error.field if isinstance(error, InvalidInput) else None
+        failure = CommandFailure(get_exit_code(type(error)), name, str(error) or name, field, is_expected=is_expected)
     spelling = error.__dict__.get(_SPELLINGS_ATTRIBUTE, {}).get(failure.field)
     if spelling is not None:
         message = failure.message
@@ -99,21 +107,16 @@ def classify_error(error: BaseException) -> CommandFailure:
     return failure if failure.trace_id else replace(failure, trace_id=error.__dict__.get(_TRACE_ID_ATTRIBUTE))
 
 
-def set_field_spellings(error: BaseException, field_by_spelling: Mapping[str, str]) -> None:
-    """Make `classify_error` name the error's field as the user types it, as an option or an argument."""
-    error.__dict__[_SPELLINGS_ATTRIBUTE] = field_by_spelling
+def set_field_spellings(error: BaseException, ctx: Any) -> None:  # noqa: ANN401 - Typer does not export the class
+    """Make `classify_error` name the error's field as the user types it, as an option or an argument of the command."""
+    fields = [get_field_name(parameter) for parameter in ctx.command.get_params(ctx)]
+    spellings = {re.sub("[-_]", sign, field): field for field in fields for sign in "-_ "}
+    error.__dict__[_SPELLINGS_ATTRIBUTE] = spellings
 
 
 def set_trace_id(error: BaseException, trace_id: str | None) -> None:
     """Make `classify_error` name this trace, unless the error names a job's trace."""
     error.__dict__[_TRACE_ID_ATTRIBUTE] = trace_id
-
-
-def _classify_local_error(error: BaseException) -> CommandFailure:
-    is_expected = isinstance(error, SextonError | OSError)
-    field = getattr(error, "field", None) if isinstance(error, InvalidInput) else None
-    name = type(error).__name__
-    return CommandFailure(get_exit_code(type(error)), name, str(error) or name, field, is_expected=is_expected)
 
 
 def _classify_temporal_error(error: BaseException) -> CommandFailure | None:
@@ -158,3 +161,100 @@ def _iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
         visited_ids.add(id(error))
         yield error
         error = getattr(error, "cause", None) or error.__cause__
+
+
+class UsageError(InvalidInput):
+    """Error of a command line that cannot be parsed. The message refers to the help of the command in `ctx`."""
+
+    def __init__(self, field: str, *, expected: str, found: object, ctx: Any = None) -> None:  # noqa: ANN401
+        super().__init__(field, expected=expected, found=found)
+        self.ctx = ctx
+
+
+class _UnquotedWord(str):
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+NOTHING: Final = _UnquotedWord("nothing")
+"""Value of `found` in the error of a missing argument."""
+
+
+def is_argument(parameter: Any) -> bool:  # noqa: ANN401 - an argument or an option
+    return bool(parameter.param_type_name == "argument")
+
+
+def to_usage_error(error: typer.TyperException) -> UsageError:
+    """Convert an error of Typer's parser. Typer exports only the base class, so attributes tell subclasses apart."""
+    parameter: Any = getattr(error, "param", None)
+    ctx: Any = getattr(error, "ctx", None)
+    option = getattr(error, "option_name", None)
+    if hasattr(error, "possibilities"):
+        nearest = ""
+        if str(option).startswith("--"):
+            options = [param for param in ctx.command.get_params(ctx) if not is_argument(param)]
+            names = [name for param in options for name in [*param.opts, *param.secondary_opts]]
+            nearest = f" (nearest: {find_nearest(str(option), names)})"
+        return UsageError("option", expected=f"one that `{ctx.command_path}` has{nearest}", found=option, ctx=ctx)
+    if option is not None:  # a value is missing, or a flag has a value
+        if "requires" in error.message:
+            return UsageError(option.lstrip("-"), expected="a value", found=NOTHING, ctx=ctx)
+        return UsageError(option.lstrip("-"), expected="no value: it is a flag", found=_UnquotedWord("one"), ctx=ctx)
+    if parameter is not None:
+        found = NOTHING if hasattr(error, "param_type") else _find_refused_value(error)
+        return UsageError(
+            get_field_name(parameter), expected=_describe_expected_values(parameter), found=found, ctx=ctx
+        )
+    return UsageError("command", expected=describe_command_names(ctx), found=NOTHING, ctx=ctx)
+
+
+def get_field_name(parameter: Any) -> str:  # noqa: ANN401
+    """Return the name of an option without dashes, or of an argument in lower case."""
+    if is_argument(parameter):
+        return str(parameter.display_name_raw).strip("[].").lower()
+    return str(max(parameter.opts, key=len)).lstrip("-")
+
+
+def find_nearest(name: str, names: Sequence[str]) -> str:
+    return get_close_matches(name, names, n=1, cutoff=0.0)[0]
+
+
+def describe_command_names(ctx: Any) -> str:  # noqa: ANN401
+    names = ctx.command.list_commands(ctx) if isinstance(ctx.command, TyperGroup) else []
+    return f"one of {', '.join(names)}" if names else "a command"
+
+
+def _describe_expected_values(parameter: Any) -> str:  # noqa: ANN401
+    kind = parameter.type_descriptor
+    if kind.is_choice:
+        return f"one of {', '.join(str(getattr(choice, 'value', choice)) for choice in kind.choices)}"
+    if "int" in str(kind.annotation):
+        return describe_whole_numbers(kind.parameter_info.min, kind.parameter_info.max)
+    if "float" in str(kind.annotation):
+        return _describe_number_range("a number", kind.parameter_info.min, kind.parameter_info.max)
+    return "true or false" if kind.annotation is bool else "a value"
+
+
+def describe_whole_numbers(minimum: float | None, maximum: float | None) -> str:
+    """Return a phrase for whole numbers within inclusive bounds. `None` means no bound."""
+    return _describe_number_range("a whole number", minimum, maximum)
+
+
+def _describe_number_range(kind: str, minimum: float | None, maximum: float | None) -> str:
+    if minimum is not None and maximum is not None:
+        return f"{kind} from {minimum:,} to {maximum:,}"
+    if minimum is not None:
+        return f"{kind}, {minimum:,} or more"
+    return kind if maximum is None else f"{kind}, {maximum:,} or less"
+
+
+def _find_refused_value(error: BaseException) -> object:
+    details = (detail for detail in _iterate_validations(error) if "input" in detail)
+    return next((detail["input"] for detail in details), error.__class__.__name__)
+
+
+def _iterate_validations(error: BaseException | None) -> Iterator[Mapping[str, Any]]:
+    list_details = getattr(error, "errors", None) or getattr(error.__cause__ if error else None, "errors", None)
+    for detail in list_details() if list_details else ():
+        yield from _iterate_validations(detail.get("ctx", {}).get("error"))
+        yield detail

@@ -1,25 +1,47 @@
-"""Report of a finished plan: findings with their fates, as rows or as one HTML file without scripts.
+"""`orphans report`: findings of a plan with their fates, as rows or as one HTML file without scripts. `orphans list`.
 
 Findings are read once for the charts and once for the table. Only one page of findings is in memory at a time.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import typer
+
+from logstore.ports.catalog.reconciliation import RunKind
 from logstore.pulsar.cluster_findings import CONFIRMED, OWNER, VERDICT, VERSION, is_confirmed
-from logstore.reconciliation.findings import CLUSTER_KINDS, STORE_KINDS, FindingKind
-from workers.cli.result_files import write_result_file
+from logstore.reconciliation.findings import (
+    CLUSTER_KINDS,
+    FATES_FOLDER,
+    LEFT,
+    LEFT_HELD_BACK,
+    RESULT,
+    STOPPED,
+    STORE_KINDS,
+    FindingKind,
+    apply_counts,
+    plan_result,
+    plan_run_id,
+)
+from workers.cli.applies import describe_certificate
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import command
+from workers.cli.orphans import PLAN, RunId, count_by_kind, orphans
+from workers.cli.output import Answer, check_result_file, write_result_file
+from workers.cli.shared_options import cut_rows_with_note
 from workers.human_readable_values import decode_topic_name, format_time_to_second, select_fields
-from workers.pages.html_templates import stream_template
+from workers.pages import stream_template
 
 if TYPE_CHECKING:
     from logstore.ports.catalog.reconciliation import ReconciliationRun
     from logstore.reconciliation.finding_files import FindingFiles
     from logstore.reconciliation.findings import FateOfFinding, Finding, PlanOrScrubResult
+
 
 _URGENT_KINDS: Final = (
     FindingKind.CORRUPT_DATA,
@@ -70,13 +92,7 @@ class PlanFindingsReport:
 
     @property
     def is_of_cluster(self) -> bool:
-        from logstore.ports.catalog.reconciliation import RunKind  # noqa: PLC0415 - start-up time
-
         return self.plan.kind is RunKind.CLUSTER_PLAN
-
-    @property
-    def is_of_applied_cluster(self) -> bool:
-        return self.is_of_cluster and self.applied is not None
 
     @property
     def kinds(self) -> tuple[FindingKind, ...]:
@@ -118,25 +134,23 @@ class PlanFindingsReport:
         counts = [(kind.value, self.result.findings.get(kind.value, 0)) for kind in (*_URGENT_KINDS, *self.kinds)]
         findings = ", ".join(f"{rows:,} {name}" for name, rows in dict(counts).items() if rows)
         young = f", {self.result.young:,} of them too young to be judged" if self.result.young else ""
+        before = format_time_to_second(self.result.before_us)
+        scope = {"objects": f"written before {before}"}
+        if self.is_of_cluster:
+            scope = {
+                "cluster": str(self.plan.summary["cluster"] or self.plan.summary["identity"]),
+                "references": f"{self.result.references:,}, second scan at {before}",
+                "complete": "\n".join(["no", *self.result.incomplete]) if self.result.incomplete else "yes",
+            }
         return {
             "plan": self.plan.run_id,
             "made": _describe_run(self.plan),
             "ledgers": f"{self.result.ledgers:,}{young}",
-            **self._summarize_scope(),
+            **scope,
             **({"not compared": "\n".join(self.result.left_out)} if self.result.left_out else {}),
             "findings": findings or "none",
             "applied": "not yet" if self.applied is None else _describe_run(self.applied),
             **({"certificate": self.certificate} if self.certificate else {}),
-        }
-
-    def _summarize_scope(self) -> dict[str, str]:
-        before = format_time_to_second(self.result.before_us)
-        if not self.is_of_cluster:
-            return {"objects": f"written before {before}"}
-        return {
-            "cluster": str(self.plan.summary["cluster"] or self.plan.summary["identity"]),
-            "references": f"{self.result.references:,}, second scan at {before}",
-            "complete": "\n".join(["no", *self.result.incomplete]) if self.result.incomplete else "yes",
         }
 
 
@@ -151,11 +165,9 @@ def _row_from_finding(number: int, finding: "Finding", applied: "FateOfFinding |
         "id": number,
         "kind": finding.kind.value,
         "topic": decode_topic_name(finding.topic) if finding.topic else "",
-        "ledger_id": None if finding.ledger_id is None else int(finding.ledger_id),
-        **select_fields(finding, "copy bucket key uuid row_id objects size_bytes"),
+        **select_fields(finding, "ledger_id copy bucket key uuid row_id objects size_bytes"),
         "newest": None if finding.newest_us is None else format_time_to_second(finding.newest_us),
-        "statement": dict(finding.statement),
-        "detail": finding.detail,
+        **select_fields(finding, "statement detail"),
         "fate": applied.fate.value if applied else None,
         "reason": applied.reason if applied else None,
     }
@@ -260,3 +272,145 @@ def _format_bytes(size: float) -> str:
             return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
         size /= 1024
     return f"{size:,.1f} PiB"
+
+
+Kind = Annotated[FindingKind | None, typer.Option("--kind", case_sensitive=False, help="Only findings of this kind.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="The most rows to show.")]
+Html = Annotated[
+    str | None, typer.Option("--html", metavar="FILE", help="Write one page with charts there; it needs no other file.")
+]
+
+
+@command(orphans, "report", f"{PLAN}", f"{PLAN} --kind missing_data --json", f"{PLAN} --html orphans.html")
+def report_findings(
+    context: CommandContext, run_id: RunId, *, kind: Kind = None, limit: Limit = 1_000, html: Html = None
+) -> Answer:
+    """Show the findings of a plan and, after an apply, the fate of each finding."""
+    from logstore.reconciliation.services import run_checks  # noqa: PLC0415 - start-up time
+
+    runs = context.catalog.reconciliation
+    plan, applied = runs.get_run(run_id), run_checks.find_apply(runs, run_id)
+    result = run_checks.require_finished_plan_or_scrub(plan)
+    files = run_checks.open_finding_files(result, run_id)
+    read_fates = _find_fates_reader(context, applied)
+    plan_report = PlanFindingsReport(plan=plan, result=result, files=files, applied=applied, read_fates=read_fates)
+    if plan_report.is_of_cluster and applied:
+        plan_report = replace(plan_report, certificate=describe_certificate(context, run_id))
+    if html is not None:
+        check_result_file("html", html)
+        path, count = write_report_page_and_count_findings(plan_report, html, kind=kind, limit=limit)
+        document = {"run_id": run_id, "html": str(path), "findings": count}
+        return Answer(document=document, columns="plan=run_id html findings")
+    rows = cut_rows_with_note(list(islice(plan_report.iterate_rows(kind), limit + 1)), limit, "first")
+    display = [_make_finding_display_row(row, is_applied=applied is not None) for row in rows]
+    table = Answer(document=rows, display=display, columns_below=("detail", "reason"), empty="no findings")
+    summary = plan_report.summarize_plan()
+    return Answer(document=rows, display=summary, wide_display=summary, sections=[table])
+
+
+def _find_fates_reader(
+    context: CommandContext, applied: "ReconciliationRun | None"
+) -> "Callable[[int], Mapping[int, FateOfFinding | None]]":
+    """Return a function that reads the fates of a page. They are in files for a cluster, and for earlier builds."""
+    from activities.reconciliation.finding_fates import page_fate_files  # noqa: PLC0415 - start-up time
+
+    if applied is None:
+        return lambda _page: {}
+    if FATES_FOLDER in applied.summary:
+        files = page_fate_files(Path(applied.summary[FATES_FOLDER]))
+        return lambda page: files.read_page(page) or {}
+    return partial(context.catalog.reconciliation.read_fates, applied.run_id)
+
+
+def _make_finding_display_row(row: dict[str, object], *, is_applied: bool) -> dict[str, object]:
+    subject = f"deletion {row['row_id']}" if row["row_id"] is not None else f"ledger {row['ledger_id']}"
+    cluster_fields: dict[str, object] = {}
+    if "confirmed" in row:  # a ledger as `pulsar explain` takes it, without separators
+        ledger = "" if row["ledger_id"] is None else str(row["ledger_id"])
+        cluster_fields = {"ledger": ledger, "confirmed": row["confirmed"]}
+    return {
+        **select_fields(row, "id kind"),
+        **cluster_fields,
+        "where": row["key"] or subject,
+        **select_fields(row, "objects bytes=size_bytes"),
+        **({"fate": row["fate"]} if is_applied else {}),
+        "detail": row["detail"],
+        "reason": f"{row['fate']}: {row['reason']}" if row["reason"] else "",
+    }
+
+
+_KIND_LABELS = {
+    RunKind.PLAN: "plan",
+    RunKind.APPLY: "apply",
+    RunKind.SCRUB: "scrub",
+    RunKind.CLUSTER_PLAN: "cluster-plan",
+}
+
+MaxRuns = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The most plans to show, newest first.")]
+
+
+@command(orphans, "list", "", "--limit 5 --json")
+def list_reconciliation_runs(context: CommandContext, *, limit: MaxRuns = 20) -> Answer:
+    """List plans, applies and scrubs, newest first, with the run ids for `report` and `apply`.
+
+    A plan of a Pulsar cluster has the kind `cluster-plan`. If only orphans are left of it that an apply keeps without
+    --include-unconfirmed or --include-irreversible, its apply has the state `finished`.
+    """
+    runs = context.catalog.reconciliation
+    candidates = [run for kind in _KIND_LABELS for run in runs.list_runs(kind, limit=limit)]
+    newest = sorted(candidates, key=lambda run: run.created_us, reverse=True)[:limit]
+    rows = [_make_run_row(run) for run in newest]
+    display = [select_fields(row, "run_id kind state begun") | {"counts": _format_counts(row)} for row in rows]
+    return Answer(
+        document=rows, display=display, columns_below=("counts",), empty="no plans; `sexton orphans plan` makes one"
+    )
+
+
+def _make_run_row(run: "ReconciliationRun") -> dict[str, object]:
+    is_apply, left = run.kind is RunKind.APPLY, _find_left_orphans(run)
+    stopped = (run.summary.get(STOPPED) or None) if is_apply else None
+    is_over = run.finished_us is not None or (left is not None and not left["removable"] and not stopped)
+    return {
+        "run_id": plan_run_id(run.run_id) if is_apply else run.run_id,
+        "kind": _KIND_LABELS[run.kind],
+        "state": "finished" if is_over else "unfinished",
+        "begun": format_time_to_second(run.created_us),
+        "finished": None if run.finished_us is None else format_time_to_second(run.finished_us),
+        **select_fields(run.summary, "actor reason"),
+        "complete": None if is_apply or run.finished_us is None else not plan_result(run.summary).incomplete,
+        "left": left,
+        "stopped": stopped,
+        "counts": _count_findings_of_run(run, is_apply=is_apply) if RESULT in run.summary else {},
+    }
+
+
+def _find_left_orphans(run: "ReconciliationRun") -> dict[str, int] | None:
+    """Return what a later apply of a plan of a cluster may remove. `None`: nothing.
+
+    An apply that is at work has no outcome.
+    """
+    if run.finished_us is not None or LEFT not in run.summary:
+        return None
+    held_back = run.summary[LEFT_HELD_BACK]
+    return {"removable": run.summary[LEFT] - held_back, "held_back": held_back}
+
+
+def _count_findings_of_run(run: "ReconciliationRun", *, is_apply: bool) -> dict[str, int]:
+    if not is_apply:
+        kinds = CLUSTER_KINDS if run.kind is RunKind.CLUSTER_PLAN else STORE_KINDS
+        return count_by_kind(plan_result(run.summary).findings, kinds)
+    counts = apply_counts(run.summary)
+    return {"applied": sum(counts.applied.values()), "kept": sum(counts.skipped.values()), "failed": counts.failed}
+
+
+def _format_counts(row: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{count:,} {name}" for name, count in row["counts"].items() if count)
+    left, rest = row["left"], f"stopped: {row['stopped']}" if row["stopped"] else ""
+    if left and not rest:
+        rest = f"{left['held_back']:,} left for an apply with --include-unconfirmed or --include-irreversible"
+        if left["removable"]:
+            rest = f"{left['removable'] + left['held_back']:,} left: apply again"
+    if rest:
+        return "; ".join(filter(None, (counts, rest)))
+    phrase = counts or ("at work, refused or failed" if row["finished"] is None else "nothing found")
+    return f"incomplete: {phrase}" if row["complete"] is False else phrase

@@ -1,4 +1,4 @@
-"""Entries from JSON lines, one object per line.
+"""`topic append`: entries from JSON lines, one object per line. All lines are checked before an entry is written.
 
 A file is read twice, once to check all lines and once to append. Stdin is first copied into a temporary file.
 """
@@ -17,15 +17,122 @@ from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from io import BufferedReader
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
-from typing import IO, NoReturn, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Annotated, NoReturn, TypeVar, cast
+
+import typer
 
 from logstore.atomic_files import open_regular_file
-from logstore.errors import InvalidInput
-from logstore.log.entries import NewEntry
-from workers.human_readable_values import format_time_to_second
-from workers.settings import format_duration
+from logstore.errors import InvalidInput, SextonError
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.transactions.transaction_ids_and_states import TransactionId
+from logstore.validated_names import check_producer_or_actor_name
+from workers.cli.command_context import CommandContext
+from workers.cli.command_errors import ExitCode, Interrupted, classify_error
+from workers.cli.command_registration import command
+from workers.cli.output import Answer, print_note, show_progress_bar
+from workers.cli.shared_options import TopicArgument, Transaction
+from workers.cli.topics import topic
+from workers.human_readable_values import format_time_to_second, select_fields
+
+if TYPE_CHECKING:
+    from logstore.log.services.batched_appends import AppendResult
+    from logstore.positions import Position
+
+
+_MAX_BATCH_BYTES = 16 * 1024 * 1024  # bounds the number of entries in a batch of large messages
+
+File = Annotated[str, typer.Option("--file", metavar="F", help="JSON lines; - is stdin.")]
+Batch = Annotated[int, typer.Option("--batch", metavar="N", min=1, max=100_000, help="Entries in one append.")]
+Producer = Annotated[str | None, typer.Option("--producer", metavar="P", help="Deduplicate by its sequence ids.")]
+
+
+@dataclass(slots=True)
+class _AppendProgress:
+    count: int = 0
+    duplicates: int = 0
+    first: "Position | None" = None
+    last: "Position | None" = None
+    written_lines: int = 0
+
+    def add(self, result: "AppendResult", last_line_number: int) -> None:
+        self.count += result.count
+        self.duplicates += result.duplicates
+        self.first, self.last = self.first or result.first, result.last or self.last
+        self.written_lines = last_line_number
+
+
+@command(
+    topic,
+    "append",
+    "TOPIC --file orders.jsonl",
+    """echo '{"key": "k", "payload": "v"}' | sexton topic append TOPIC --file -""",
+    """echo '{"payload": "later", "deliver_at": "2030-01-01T00:00:00Z"}' | sexton topic append TOPIC --file -""",
+)
+def append_json_lines(
+    context: CommandContext,
+    name: TopicArgument,
+    *,
+    file: File,
+    batch: Batch = 1000,
+    txn: Transaction = None,
+    producer: Producer = None,
+) -> Answer:
+    """Append JSON lines: key, payload or payload_b64, deliver_at, sequence_id, properties.
+
+    deliver_at is the time of delivery: an RFC 3339 time, or milliseconds since 1970. A time in the past means at once.
+    All lines are checked before the first entry is written. An entry with --txn is visible only after the commit.
+    """
+    if producer is not None:
+        check_producer_or_actor_name("producer", producer)
+    transaction = None if txn is None else TransactionId.parse(txn)
+    progress = _AppendProgress()
+    try:
+        with open_rereadable(file) as source, show_progress_bar("checking lines") as bar:
+            limit = LatestDeliveryTime.from_now(context.settings.delayed_limit)
+            total = sum(1 for _ in parse_entry_lines(source, with_producer=producer is not None, limit=limit))
+            topic = context.get_topic(name)
+            if transaction is not None:
+                context.catalog.transactions.get_transaction(transaction)  # refuse an unknown transaction
+            source.seek(0)
+            bar.update("appending")
+            lines = islice(parse_entry_lines(source, with_producer=producer is not None), total)  # no line added since
+            for last_line_number, entries in _iterate_batches(lines, max_entries=batch):
+                produced = ProducedEntries(entries=entries, producer=producer, txn=transaction)
+                progress.add(context.log.topic_logs.append(topic, produced), last_line_number)
+                bar.update("appending", progress.count, total)
+    except KeyboardInterrupt:
+        return _answer_partial_append(progress, Interrupted(), ExitCode.INTERRUPTED)
+    except SextonError as error:
+        if not progress.written_lines:
+            raise
+        return _answer_partial_append(progress, error, ExitCode.PARTIAL)
+    return Answer(document=select_fields(progress, "count first last duplicates"))
+
+
+def _iterate_batches(
+    lines: Iterator[tuple[int, NewEntry]], *, max_entries: int
+) -> Iterator[tuple[int, list[NewEntry]]]:
+    """Yield batches of entries with the number of the last line of each batch."""
+    batch: list[NewEntry] = []
+    last_line_number = batch_bytes = 0
+    for last_line_number, entry in lines:
+        batch.append(entry)
+        batch_bytes += entry.size_bytes
+        if len(batch) >= max_entries or batch_bytes >= _MAX_BATCH_BYTES:
+            yield last_line_number, batch
+            batch, batch_bytes = [], 0
+    if batch:
+        yield last_line_number, batch
+
+
+def _answer_partial_append(progress: _AppendProgress, error: SextonError, code: ExitCode) -> Answer:
+    print_note(f"stopped after line {progress.written_lines}: {error}", heading="error: ")
+    document = select_fields(progress, "count first last duplicates written_to_line=written_lines")
+    document |= classify_error(error).to_document()
+    return Answer(document=document, code=code)
+
 
 MAX_LINE_BYTES = 16 * 1024 * 1024  # inclusive; a line is in memory as a whole
 
@@ -91,6 +198,8 @@ class LatestDeliveryTime:
 
     def check(self, deliver_at_ms: int) -> int:
         if deliver_at_ms > self.latest_ms:
+            from workers.settings import format_duration  # noqa: PLC0415 - start-up time
+
             limit, latest = format_duration(self.limit_s), format_time_to_second(self.latest_ms * 1_000)
             raise ValueError(f"a time at most {limit} ahead, the setting delayed_limit: up to {latest}")
         return deliver_at_ms
@@ -107,7 +216,11 @@ def parse_entry_lines(
         InvalidInput: A line is not an entry (`field` begins with `line N`), or cannot be read (`field` is `file`).
     """
     previous_id = -1
-    for line_number, raw in _read_bounded_lines(source):
+    for line_number in count(1):
+        with _refuse_unreadable_file(f"line {line_number}"):
+            raw = source.readline(MAX_LINE_BYTES + 2)
+        if not raw:
+            return
         if not raw.strip() and len(raw) <= MAX_LINE_BYTES:
             continue
         entry = _parse_entry(raw, line_number, limit)
@@ -118,15 +231,6 @@ def parse_entry_lines(
                 _refuse(line_number, "sequence_id", f"more than {previous_id}, the one before", entry.sequence_id)
             previous_id = entry.sequence_id
         yield line_number, entry
-
-
-def _read_bounded_lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    for line_number in count(1):
-        with _refuse_unreadable_file(f"line {line_number}"):
-            raw = source.readline(MAX_LINE_BYTES + 2)
-        if not raw:
-            return
-        yield line_number, raw
 
 
 def _parse_entry(raw: bytes, line_number: int, limit: LatestDeliveryTime | None) -> NewEntry:

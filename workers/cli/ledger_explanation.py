@@ -1,34 +1,33 @@
-"""`ledger explain`: all facts about one ledger. `audit list`: destructive acts with their reasons."""
+"""`ledger explain`: all facts about one ledger, with a verdict as one sentence for an operator."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from logstore.catalog.ownership.fences import Fences
-from logstore.deletion.intents import CopyVerdict, find_missing_property
+from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome, find_missing_property
 from logstore.errors import InvalidInput, SextonError
 from logstore.log.ledger_object_keys import segment_key
-from logstore.log.ledgers import CopyKind, CopyState
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState
 from logstore.ownership import bundle_name, bundle_of_topic
-from logstore.ports.catalog.inspection import AuditEntry, InspectedCopy, InspectedIntent, LedgerHistory
+from logstore.ports.catalog.inspection import (
+    InspectedCopy,
+    InspectedIntent,
+    InspectedLedger,
+    LedgerHistory,
+    LedgerReference,
+    LedgerReferenceKind,
+)
 from logstore.ports.catalog.log import Segment
 from logstore.positions import LedgerId
 from logstore.validated_names import TopicName
-from workers.cli.answer_output import Answer, select_columns
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import command, create_command_group
-from workers.cli.ledger.ledger_verdict import CorruptSegment, ExaminedCopy, describe_ledger_in_one_sentence
-from workers.cli.ledger.ledgers import ledger
-from workers.cli.shared_options import (
-    LedgerFilter,
-    TopicFilter,
-    check_nonnegative_numbers,
-    encode_topic,
-    print_empty_list_note,
-)
+from workers.cli.command_registration import command
+from workers.cli.ledgers import ledger, make_decision_row
+from workers.cli.output import Answer
+from workers.cli.shared_options import number_argument
 from workers.human_readable_values import (
     decode_topic_name,
     escape_unprintable,
@@ -38,19 +37,46 @@ from workers.human_readable_values import (
 )
 
 if TYPE_CHECKING:
+    from logstore.catalog.ownership.fences import Fences
     from logstore.ports.object_storage import ObjectStore, StorageByCopyKind
 
 
+_MAX_NAMES = 3
+_MAX_ERROR_LENGTH = 160
 _MAX_DECISIONS = 20
 _MAX_COMPARED_BYTES = 64 << 20
 """Maximum bytes of segments that are read without `--verify`, so that the command takes only some seconds."""
 
-Id = Annotated[
-    int,
-    typer.Argument(
-        metavar="ID", callback=check_nonnegative_numbers, help="A ledger's id, whether it is still there or not."
-    ),
-]
+
+@dataclass(frozen=True, slots=True)
+class CorruptSegment:
+    """Segment whose stored object differs from the size or digest in the catalog."""
+
+    number: int
+    first_entry: int
+    last_entry: int  # inclusive
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExaminedCopy:
+    copy: InspectedCopy
+    finding: CopyVerdict | None  # None: storage could not be asked
+    objects: int = 0
+    size_bytes: int = 0
+    statement: dict[str, str] | None = None
+    detail: str = ""
+    segments: int = 0  # number of registered segments, 0 if they were not checked
+    absent: int = 0  # number of registered segments without an object
+    compared: int = 0  # number of registered segments that were compared with their digests
+    corrupt: tuple[CorruptSegment, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return self.copy.intent.copy.value
+
+
+Id = Annotated[int, number_argument("ID", "A ledger's id, whether it is still there or not.")]
 Verify = Annotated[
     bool, typer.Option("--verify", help="Read and compare all segments of the primary copy, not only the first 64 MiB.")
 ]
@@ -122,7 +148,7 @@ def _find_corrupt_segments(
     return replace(copy, compared=compared, corrupt=tuple(corrupt))
 
 
-def _describe_bundle_of_topic(fences: Fences, history: LedgerHistory) -> dict[str, object] | None:
+def _describe_bundle_of_topic(fences: "Fences", history: LedgerHistory) -> dict[str, object] | None:
     try:
         topic = TopicName.from_encoded(history.copies[0].intent.topic) if history.copies else None
     except InvalidInput:  # a person has damaged the row in the catalog
@@ -163,13 +189,8 @@ def _make_ledger_document(
         "references": [{"kind": reference.kind.value, **reference.facts} for reference in history.references],
         "copies": [_make_copy_row(copy) for copy in copies],
         "intents": [_make_intent_row(filed) for filed in history.intents],
-        "tombstone": tombstone
-        and {
-            **select_fields(tombstone, "generation epoch"),
-            "at": format_time_to_microsecond(tombstone.at_us),
-            "raid": tombstone.raid,
-        },
-        "decisions": [_make_decision_row(decision) for decision in history.decisions],
+        "tombstone": tombstone and select_fields(tombstone, "generation epoch at=at_us raid"),
+        "decisions": [make_decision_row(decision) for decision in history.decisions],
     }
 
 
@@ -187,46 +208,11 @@ def _make_copy_row(copy: ExaminedCopy) -> dict[str, object]:
 
 def _make_intent_row(filed: InspectedIntent) -> dict[str, object]:
     intent = filed.intent
+    names = "id=row_id copy generation state outcome attempts last_error batch_id workflow_id=handed_to trace_id"
     return {
-        "id": intent.row_id,
-        **select_fields(intent, "copy generation state outcome attempts last_error batch_id"),
-        "workflow_id": intent.handed_to,
-        "trace_id": intent.trace_id,
-        **select_fields(filed, "stalled objects_deleted bytes_deleted"),
-        "filed": format_time_to_microsecond(filed.created_us),
-        "finished": format_time_to_microsecond(filed.finished_us) if filed.finished_us is not None else None,
+        **select_fields(intent, names),
+        **select_fields(filed, "stalled objects_deleted bytes_deleted filed=created_us finished=finished_us"),
     }
-
-
-def _make_decision_row(decision: AuditEntry) -> dict[str, object]:
-    detail = dict(decision.detail)
-    trace_id = detail.pop("trace_id", None)
-    return {
-        "at": format_time_to_microsecond(decision.at_us),
-        **select_fields(decision, "act actor reason workflow_id"),
-        "trace_id": trace_id,
-        "topic": decode_topic_name(decision.topic) if decision.topic else None,
-        "detail": detail,
-    }
-
-
-audit = create_command_group("audit", "Destructive acts, with actor and reason.")
-
-Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="The most decisions to show, newest first.")]
-
-
-@command(audit, "list", "--topic TOPIC", "--ledger 12 --json")
-def list_destructive_acts(
-    context: CommandContext, *, topic: TopicFilter = None, ledger: LedgerFilter = None, limit: Limit = 100
-) -> Answer:
-    """List destructive acts with actor, reason, workflow and outcome, newest first."""
-    encoded, ledger_id = encode_topic(topic), None if ledger is None else LedgerId(ledger)
-    decisions = context.catalog.inspection.list_audit_entries(topic=encoded, ledger_id=ledger_id, limit=limit)
-    if not decisions:
-        print_empty_list_note(context, "destructive act", topic=topic, ledger=ledger)
-    rows = [_make_decision_row(decision) for decision in decisions]
-    display = select_columns(rows, "at act actor topic reason")
-    return Answer(document=rows, display=display, columns_below=("reason",), empty="nothing was destroyed")
 
 
 _WIDTH = 80
@@ -312,3 +298,142 @@ def _wrap_words(text: str, *, indent: str, next_indent: str | None = None) -> li
         break_on_hyphens=False,
     )
     return wrapper.wrap(text) or [indent]
+
+
+def describe_ledger_in_one_sentence(history: LedgerHistory, copies: Sequence[ExaminedCopy]) -> str:
+    """Return one sentence: why the ledger is needed or how it was deleted, and what an operator should do."""
+    if history.live is None:
+        return _describe_deleted_ledger(history, copies)
+    damage = _describe_first_damaged_copy(copies, is_open=history.live.state is LedgerState.OPEN)
+    leftovers = [
+        f"its {filed.intent.copy.value} copy of generation {filed.intent.generation}:"
+        f" {_describe_pending_or_dead_letter(filed)}"
+        for filed in _find_pending_and_dead_letters(history)
+    ]
+    return "; ".join([damage or _describe_need_for_ledger(history.live, history.references), *leftovers])
+
+
+def _describe_first_damaged_copy(copies: Sequence[ExaminedCopy], *, is_open: bool) -> str | None:
+    live = [copy for copy in copies if copy.copy.state == CopyState.LIVE]
+    has_sound_copy = any(
+        copy.finding is not CopyVerdict.ABSENT and not copy.absent and not copy.corrupt for copy in live
+    )
+    rest = "and it is read from its other copy" if has_sound_copy else "and no other copy: this is data loss"
+    for copy in live:
+        if copy.finding is CopyVerdict.ABSENT:
+            return f"listed, but storage holds nothing of its {copy.kind} copy, {rest}"
+        if copy.absent:
+            count = f"{copy.absent:,} of {copy.segments:,} segments"
+            return f"listed, but storage lacks {count} of its {copy.kind} copy, {rest}"
+        if copy.corrupt:
+            entries = _list_names([f"{segment.first_entry} to {segment.last_entry}" for segment in copy.corrupt])
+            count = f"{len(copy.corrupt):,} of {copy.compared:,} segments"
+            advice = _advise_on_corrupt_segments(copy, has_sound_copy=has_sound_copy, is_open=is_open)
+            return (
+                f"listed, but {count} of its {copy.kind} copy that were compared are corrupt (entries {entries}),"
+                f" {rest}; {advice}"
+            )
+        if copy.finding is CopyVerdict.FOREIGN:
+            return f"listed, but storage says that its {copy.kind} copy is somebody else's: {copy.detail}"
+    return None
+
+
+def _list_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"{', '.join(names[:_MAX_NAMES])}{more}"
+
+
+_REBUILD_COMMANDS: Final[Mapping[str, str]] = {
+    Component.DELAYED_INDEX: "sexton delayed build {topic}",
+    Component.TXN_SNAPSHOT: "sexton txn snapshot {topic}",
+    Component.SCHEMA_STORAGE: "sexton topic schema set {topic} --file FILE",
+    Component.MANAGED_CURSOR: "sexton topic seek {topic} SUB --to POSITION",
+}
+"""Commands that replace a damaged component ledger, by component."""
+
+
+def _advise_on_corrupt_segments(copy: ExaminedCopy, *, has_sound_copy: bool, is_open: bool) -> str:
+    restore = "put the named objects back from a backup, with their metadata"
+    if has_sound_copy:
+        return restore
+    intent = copy.copy.intent
+    topic = decode_topic_name(intent.topic)
+    if intent.component in _REBUILD_COMMANDS:
+        return f"`{_REBUILD_COMMANDS[intent.component].format(topic=topic)}` replaces it"
+    delete = f"`sexton ledger delete {topic} {intent.ledger_id} --force --reason TEXT` moves subscriptions over it"
+    close = f"`sexton topic roll {topic}` closes it, then " if is_open else ""
+    return f"{restore}, or give the whole ledger up: {close}{delete}"
+
+
+_NEEDS: Final[Mapping[LedgerReferenceKind, str]] = {
+    LedgerReferenceKind.OFFLOAD: "listed; its tiered copy is being written",
+    LedgerReferenceKind.CURSOR_SNAPSHOT: "listed: it holds the state of subscription {subscription}",
+    LedgerReferenceKind.TXN_SNAPSHOT: "listed: it holds its topic's transactions up to {read_to}",
+    LedgerReferenceKind.DELAYED_INDEX: "listed: it holds the delayed messages of the entries {from} to {to}",
+    LedgerReferenceKind.SCHEMA: "listed: it holds version {version} of its topic's schema",
+}
+"""Sentences by kind of reference. A name in braces is replaced by the value in `LedgerReference.facts`."""
+
+
+def _describe_need_for_ledger(live: InspectedLedger, references: Sequence[LedgerReference]) -> str:
+    if live.state is LedgerState.CREATING:
+        return "newborn and in no list yet; if its creator died, a sweep takes it away"
+    if not live.listed:
+        return "in no list, although its row exists: nothing reads it"
+    if live.state is LedgerState.OPEN:
+        return "listed and open: it takes entries"
+    for reference in references:
+        if reference.kind in _NEEDS:
+            return _NEEDS[reference.kind].format_map(reference.facts)
+    subscriptions = [
+        str(reference.facts["subscription"]) for reference in references if reference.kind is LedgerReferenceKind.CURSOR
+    ]
+    if subscriptions:
+        need = f"needed by subscription{'s' if len(subscriptions) > 1 else ''} {_list_names(subscriptions)}"
+    elif any(reference.facts.get("last") for reference in references if reference.kind is LedgerReferenceKind.LIST):
+        need = "the last of its list, which always stays"
+    else:
+        need = "needed by no subscription: retention lets it go"
+    return f"listed and {need}"
+
+
+def _find_pending_and_dead_letters(history: LedgerHistory) -> list[InspectedIntent]:
+    return [filed for filed in history.intents if filed.intent.state is not DeletionState.DELETED]
+
+
+def _describe_deleted_ledger(history: LedgerHistory, copies: Sequence[ExaminedCopy]) -> str:
+    if unfinished := _find_pending_and_dead_letters(history):
+        # A dead letter is first, because it needs a person.
+        worst = min(unfinished, key=lambda filed: filed.intent.state is DeletionState.PENDING)
+        more = f"; and {len(unfinished) - 1} more of its copies" if len(unfinished) > 1 else ""
+        return _describe_pending_or_dead_letter(worst) + more
+    if not history.intents:
+        if history.decisions:
+            return "gone: its deletion ended and was forgotten, and the audit log is all that is left"
+        return "given out once, and nothing is known of it any more"
+    deleted_at = _format_second(max(filed.finished_us or filed.created_us for filed in history.intents))
+    stored = next((copy for copy in copies if copy.finding is CopyVerdict.OWN), None)
+    if stored:
+        return f"deleted on {deleted_at}, and yet storage holds {stored.objects} objects of its {stored.kind} copy now"
+    if all(filed.intent.outcome is Outcome.ALREADY_GONE for filed in history.intents):
+        return f"gone: on {deleted_at} storage held nothing of it any more"
+    return f"deleted on {deleted_at}, confirmed by storage"
+
+
+def _describe_pending_or_dead_letter(filed: InspectedIntent) -> str:
+    intent, error = filed.intent, filed.intent.last_error or ""
+    if error:
+        error = f": {error if len(error) <= _MAX_ERROR_LENGTH else error[: _MAX_ERROR_LENGTH - 1] + '…'}"
+    if intent.state is DeletionState.DEAD_LETTERED:
+        outcome = intent.outcome.value if intent.outcome else "no outcome"
+        return f"dead letter: {outcome}{error}; `sexton deletion redrive {intent.row_id}` tries again"
+    detached = f"detached on {_format_second(filed.created_us)}"
+    if filed.stalled:
+        return f"{detached}, and no workflow is at work on it{error}; the next sweep takes it up"
+    if intent.handed_to:
+        return f"{detached}; {intent.handed_to} is at work on it, {intent.attempts} attempts so far{error}"
+    return f"{detached}; batch {intent.batch_id} is to delete it"
+
+
+def _format_second(moment_us: int) -> str:
+    return format_time_to_microsecond(moment_us - moment_us % 1_000_000)
