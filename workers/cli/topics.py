@@ -208,7 +208,7 @@ def _make_subscription_rows(
 
 
 def _make_subscription_row(
-    subscription: "Subscription | SubscriptionSummary", mark_delete: Position, backlog: int | None
+    subscription: "StoredCursor | SubscriptionSummary", mark_delete: Position, backlog: int | None
 ) -> dict[str, Any]:
     values = {"name": subscription.name, "mark_delete": str(mark_delete), "backlog": backlog}
     return values | select_fields(subscription, "created=created_us")
