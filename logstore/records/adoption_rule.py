@@ -34,8 +34,8 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
-from logstore.log.producer_sequences import HighestSequenceIds
-from logstore.log.segment_metadata import RegisteredLedgerExtent, SegmentUploadId
+from logstore.log.entries import HighestSequenceIds
+from logstore.log.segment_format import RegisteredLedgerExtent, SegmentUploadId
 from logstore.positions import LedgerId
 from logstore.transactions.transaction_ids_and_states import TransactionId
 

@@ -19,7 +19,7 @@ from logstore.catalog.reconciliation import bulk_queries
 from logstore.catalog.reconciliation.rows_naming_ledgers import read_rows_naming_ledgers
 from logstore.log.ledger_object_keys import ledger_prefix, owner_digest_from_key, segment_key, segment_number_from_key
 from logstore.log.ledgers import CopyKind, LedgerStatement
-from logstore.log.segment_metadata import is_confirmation
+from logstore.log.segment_format import is_confirmation
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary, VerifyFindingsJob

@@ -49,8 +49,8 @@ from workers.human_readable_values import (
 )
 
 if TYPE_CHECKING:
-    from logstore.cursors.services.subscriptions import Subscription
     from logstore.log.entries import Entry
+    from logstore.ports.catalog.cursors import StoredCursor
     from logstore.ports.catalog.log import SubscriptionSummary, Topic, TopicSummary
     from logstore.positions import TopicId
     from workflows.offload.job_definitions import OffloadTopicResult
@@ -192,7 +192,7 @@ def _describe_backlog(subscription: dict[str, Any]) -> str:
 
 
 def _make_subscription_rows(
-    context: CommandContext, topic_id: "TopicId", subscriptions: "list[Subscription]"
+    context: CommandContext, topic_id: "TopicId", subscriptions: "list[StoredCursor]"
 ) -> list[dict[str, Any]]:
     """Return rows with backlogs. If a cursor snapshot is lost, the row has no backlog and names the lost ledger."""
     states = [subscription.state for subscription in subscriptions]
@@ -208,7 +208,7 @@ def _make_subscription_rows(
 
 
 def _make_subscription_row(
-    subscription: "Subscription | SubscriptionSummary", mark_delete: Position, backlog: int | None
+    subscription: "StoredCursor | SubscriptionSummary", mark_delete: Position, backlog: int | None
 ) -> dict[str, Any]:
     values = {"name": subscription.name, "mark_delete": str(mark_delete), "backlog": backlog}
     return values | select_fields(subscription, "created=created_us")
@@ -255,7 +255,7 @@ def show_schema(context: CommandContext, name: TopicArgument, *, version: Versio
 
 
 def _read_schema_file(file: str) -> bytes:
-    from logstore.log.services.schemas import MAX_SCHEMA_BYTES  # noqa: PLC0415 - start-up time
+    from logstore.log.services.component_ledgers import MAX_SCHEMA_BYTES  # noqa: PLC0415 - start-up time
 
     try:
         if file == "-":

@@ -27,8 +27,8 @@ from logstore.catalog.records.adoption_rows import (
     store_outcomes_and_clear_staged_data,
     store_outcomes_of_unstaged_ledgers,
 )
+from logstore.log.entries import HighestSequenceIds
 from logstore.log.ledgers import Component, LedgerState
-from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog.log import TopicState
 from logstore.ports.catalog.records import AdoptionOutcome, LedgerDiscrepancy, StorageDiscrepancy
 from logstore.positions import LedgerId, TopicId

@@ -13,7 +13,7 @@ from typing import Final
 
 from logstore.errors import AlreadyExists, CorruptData
 from logstore.failpoints import effect
-from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
+from logstore.log.segment_format import DIGEST_FIELD, sha256_hex
 from logstore.log.services.upload_read_back import put_and_read_back, reread_if_corrupt
 from logstore.ports.object_storage import ObjectStore
 from logstore.stop_checks import raise_if_stopped

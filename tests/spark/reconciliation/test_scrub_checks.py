@@ -8,7 +8,7 @@ import pytest
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
-from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
+from logstore.log.segment_format import DIGEST_FIELD, sha256_hex
 from logstore.log.services.segment_reader import SegmentGone
 from logstore.offload.tiered_copy import RowGroupEntries, TieredIndex, data_key, index_key
 from logstore.ports.catalog.log import Segment

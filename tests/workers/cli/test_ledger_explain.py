@@ -13,7 +13,7 @@ from sqlalchemy import text
 from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import CopyKind
-from logstore.log.segment_metadata import sha256_hex
+from logstore.log.segment_format import sha256_hex
 from logstore.ownership import BundleId, bundle_name, bundle_of_topic
 from logstore.ports.catalog.deletion import AuditCause, Claim
 from logstore.ports.catalog.reconciliation import RunKind, SingleObjectAnswers
