@@ -113,21 +113,6 @@ class AdoptionOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptionCounts:
-    """Counts and samples of an adoption. A sample has at most `MAX_SAMPLE_ITEMS` ids or names, ascending."""
-
-    adopted_ledgers: int = 0
-    adopted_segments: int = 0
-    detached: int = 0  # ledgers of outcome DETACHED
-    revived: int = 0
-    revived_ledgers: tuple[LedgerId, ...] = ()
-    missing_data: int = 0
-    missing_ledgers: tuple[LedgerId, ...] = ()
-    schemas_left_out: int = 0  # schema versions
-    schemas_left_out_of: tuple[str, ...] = ()  # names of the topics of these schema versions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AbsentLedgerCounts:
     """Counts of listed ledgers. Unlisted ledgers need no objects and are not counted."""
 
