@@ -26,7 +26,7 @@ from logstore.catalog.log.topic_rows import share_lock_and_filter_active_topics
 from logstore.catalog.reconciliation.cluster_journal import remove_journals
 from logstore.catalog.reconciliation.findings_filing import file_findings, preview_filing
 from logstore.catalog.reconciliation.rows_naming_ledgers import build_segment_sum_columns
-from logstore.catalog.records.outbox_rows import enqueue_records
+from logstore.catalog.records.recorded_tables import enqueue_records
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import CopyKind, LedgerState

@@ -18,13 +18,14 @@ from logstore.catalog import Database
 from logstore.catalog import tables as t
 from logstore.catalog.records.outbox import RecordOutbox
 from logstore.catalog.records.rebuild_loading import RebuildDatabase
+from logstore.catalog.records.recorded_tables import LOADED_TABLES
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, marker_content
 from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
 from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket
 from logstore.ports.catalog.records import RebuiltCatalogStart
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.manifest import IdCeilings, Manifest
-from logstore.records.rebuild_job import LOAD_ORDER, RebuildId, RowFilesFolder, WriteCatalogRowsJob
+from logstore.records.rebuild_job import RebuildId, RowFilesFolder, WriteCatalogRowsJob
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.record_log import RecordLog
 from spark.records.write_catalog_rows import write_catalog_rows
@@ -46,12 +47,12 @@ NOT_RECORDED: Final[Mapping[str, frozenset[str]]] = {
 """Columns that a rebuilt catalog begins anew: claims, traces, releases, and what adoption counts."""
 
 
-def dump(url: str, *, tables: tuple[str, ...] = LOAD_ORDER) -> dict[str, list[tuple[Any, ...]]]:
+def dump(url: str, *, tables: tuple[Table, ...] = LOADED_TABLES) -> dict[str, list[tuple[Any, ...]]]:
     """All rows of the recorded tables, each in the order of its columns."""
     database = Database(url)
 
     def work(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
-        return {name: _rows(connection, t.metadata.tables[name]) for name in tables}
+        return {table.name: _rows(connection, table) for table in tables}
 
     try:
         return database.read(work)
