@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from temporalio import activity
@@ -13,10 +14,10 @@ from activities.records.inputs_and_results import DefragmentInput, RaidInput, Sh
 from logstore.catalog.records.outbox import RecordOutbox
 from logstore.errors import CatalogMismatch, PreconditionFailed, SextonError
 from logstore.records.job_results import DefragmentedBlocks, RaidedTombstones, ShippedBlocks
-from logstore.records.services.defragmenter import DefragmentationResult, Defragmenter
+from logstore.records.services.defragmenter import Defragmenter
 from logstore.records.services.records_bucket_sweeper import RecordsBucketSweeper
 from logstore.records.services.replica_shipments import ReplicaShipments
-from logstore.records.services.tombstone_raids import Raider, RaidResult
+from logstore.records.services.tombstone_raids import Raider
 from logstore.stop_checks import raise_if_stopped
 
 _LOG: Final = logging.getLogger(__name__)
@@ -40,9 +41,9 @@ class DefragmentRecordsActivities:
             StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
         del request  # actor and reason are in the workflow's input
-        progress = DefragmentationResult()
+        progress = DefragmentedBlocks()
 
-        def set_progress(so_far: DefragmentationResult) -> None:
+        def set_progress(so_far: DefragmentedBlocks) -> None:
             nonlocal progress
             progress = so_far
 
@@ -50,17 +51,7 @@ class DefragmentRecordsActivities:
             defragmented = self._defragmenter.defragment(progress=set_progress)
             state = self._records.read_state()
             swept = self._sweeper.remove_old_manifests_and_blocks(state.now_us, staged_blocks=state.staged_blocks)
-        total = DefragmentedBlocks(
-            manifest=defragmented.manifest,
-            rewritten=defragmented.rewritten,
-            written=defragmented.written,
-            dropped=defragmented.dropped,
-            bytes_before=defragmented.bytes_before,
-            bytes_after=defragmented.bytes_after,
-            manifests=swept.manifests,
-            unlinked=swept.blocks,
-            unlinked_bytes=swept.bytes,
-        )
+        total = replace(defragmented, manifests=swept.manifests, unlinked=swept.blocks, unlinked_bytes=swept.bytes)
         metrics.count_defragmentation(total)
         _LOG.info(
             "record log defragmented: %d blocks became %d, %d bytes became %d, %d versions dropped;"
@@ -85,9 +76,9 @@ class RaidTombstonesActivities:
         Raises: InvalidInput, CatalogAdopting, CatalogOutdated, CatalogMismatch, PreconditionFailed, MissingData,
             CorruptData, Unsupported (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        start_s, progress = time.monotonic(), RaidResult()
+        start_s, progress = time.monotonic(), RaidedTombstones()
 
-        def set_progress(so_far: RaidResult) -> None:
+        def set_progress(so_far: RaidedTombstones) -> None:
             nonlocal progress
             progress = so_far
 
@@ -95,15 +86,7 @@ class RaidTombstonesActivities:
             raided = self._make_raider(request.eligible_age_s).raid_tombstones(
                 request.run_id, attempt=activity.info().attempt, progress=set_progress
             )
-        total = RaidedTombstones(
-            candidates=raided.candidates,
-            kept=raided.kept,
-            removed=raided.removed,
-            blocks=raided.blocks,
-            versions=raided.versions,
-            seconds=time.monotonic() - start_s,
-            held_by=list(raided.held_by),
-        )
+        total = replace(raided, seconds=time.monotonic() - start_s)
         metrics.count_raid(total)
         _LOG.info(
             "raid %s: %d tombstones were old enough, %d removed, %d kept; %d blocks with %d versions read in %.1f s",

@@ -66,25 +66,9 @@ class FlushRecordsActivities:
         with _claim_record_log(self._records, progress) as is_claimed:
             if not is_claimed:
                 return FlushedRecords(manifest=state.manifest, left=state.outbox_changes, held=True)
-            flushed = _flush_once(self._flusher, with_all_cursors=with_all_cursors)
+            flushed = self._flusher.flush(cursors=with_all_cursors)
         metrics.count_flush(flushed)
         return flushed
-
-
-def _flush_once(flusher: Flusher, *, with_all_cursors: bool) -> FlushedRecords:
-    flushed = flusher.flush(cursors=with_all_cursors)
-    return FlushedRecords(
-        manifest=flushed.manifest,
-        flushes=int(bool(flushed.blocks or flushed.changes)),
-        records=flushed.records,
-        tombstones=flushed.tombstones,
-        blocks=flushed.blocks,
-        bytes=flushed.bytes,
-        left=flushed.left,
-        named=flushed.named,
-        refused=len(flushed.refused),
-        refusal=str(flushed.refused[0]) if flushed.refused else "",
-    )
 
 
 @contextmanager

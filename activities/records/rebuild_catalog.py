@@ -232,23 +232,12 @@ class RebuildCatalogActivities:
             flushed_versions = versions
 
         with send_heartbeats(lambda: (settled_topics, flushed_versions)):
-            report = loaded.adopter.settle_and_finish(
+            return loaded.adopter.settle_and_finish(
                 rows_epoch=self._manifests.find_rows_epoch(base),
                 flush=partial(loaded.flusher.flush, cursors=True, progress=set_flushed, ends_adoption=True),
                 max_absent_share=request.max_absent_share,
                 on_progress=add_settled,
             )
-        return RebuildAdoptionResult(
-            adopted_ledgers=report.adopted_ledgers,
-            adopted_segments=report.adopted_segments,
-            detached=report.detached,
-            revived=report.revived,
-            revived_ledgers=[int(ledger_id) for ledger_id in report.revived_ledgers],
-            missing_data=report.missing_data,
-            missing_ledgers=[int(ledger_id) for ledger_id in report.missing_ledgers],
-            schemas_left_out=report.schemas_left_out,
-            schemas_left_out_of=list(report.schemas_left_out_of),
-        )
 
     @define_activity(name="rebuild.let_go")
     @send_heartbeats()

@@ -108,7 +108,7 @@ class SelectionPageStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildAdoptionResult:
-    """Result of an adoption."""
+    """Counts and samples of an adoption. A sample has at most 100 ids or names, ascending."""
 
     adopted_ledgers: int = 0
     adopted_segments: int = 0

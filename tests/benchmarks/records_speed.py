@@ -18,12 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.records.block_files import encode_block
+from logstore.records.job_results import RaidedTombstones
 from logstore.records.manifest import Block, IdCeilings
 from logstore.records.newest_versions import KEY_COLUMNS, select_newest_versions
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.manifest_publication import publish_manifest, read_settled_head
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.tombstone_raids import Raider, RaidResult
+from logstore.records.services.tombstone_raids import Raider
 from logstore.records.tombstone_rules import estimate_tombstone_sizes
 from logstore.retrying_clock import Clock
 from tests.benchmarks.graves import START_US, Numbers, versions
@@ -112,7 +113,7 @@ class _Timed(Raider):
         finally:
             self.scan_s += time.process_time() - began
 
-    def look(self, _: RaidResult) -> None:
+    def look(self, _: RaidedTombstones) -> None:
         """Somebody is told."""
 
 

@@ -153,14 +153,14 @@ def count_removed_ledgers(connection: Connection) -> int:
     return connection.execute(query).scalar_one()
 
 
-def sample_ledger_ids(connection: Connection, outcome: AdoptionOutcome) -> tuple[LedgerId, ...]:
+def sample_ledger_ids(connection: Connection, outcome: AdoptionOutcome) -> list[int]:
     page = select(_A.ledger_id).where(_A.adoptee == outcome.value).order_by(_A.ledger_id).limit(MAX_SAMPLE_ITEMS)
-    return tuple(LedgerId(ledger_id) for ledger_id in connection.execute(page).scalars())
+    return list(connection.execute(page).scalars())
 
 
-def sample_topic_names(connection: Connection, outcome: AdoptionOutcome) -> tuple[str, ...]:
+def sample_topic_names(connection: Connection, outcome: AdoptionOutcome) -> list[str]:
     mine = select(t.topic.c.name).join(t.adoption, _A.topic_id == t.topic.c.topic_id).where(_A.adoptee == outcome.value)
-    return tuple(connection.execute(mine.distinct().order_by(t.topic.c.name).limit(MAX_SAMPLE_ITEMS)).scalars())
+    return list(connection.execute(mine.distinct().order_by(t.topic.c.name).limit(MAX_SAMPLE_ITEMS)).scalars())
 
 
 def has_unsettled_topic(connection: Connection) -> bool:

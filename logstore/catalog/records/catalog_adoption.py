@@ -36,7 +36,6 @@ from logstore.log.ledger_object_keys import SHARDS
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState
 from logstore.ports.catalog.records import (
     AbsentLedgerCounts,
-    AdoptionCounts,
     AdoptionOutcome,
     IssuedIdBounds,
     LedgerDiscrepancy,
@@ -44,6 +43,7 @@ from logstore.ports.catalog.records import (
     MissingRowCause,
 )
 from logstore.positions import LedgerId, TopicId
+from logstore.records.job_results import RebuildAdoptionResult
 from logstore.records.record_kinds import RecordKind
 
 _L, _S, _C, _P, _T = t.ledger.c, t.segment.c, t.ledger_copy.c, t.pending_deletion.c, t.tombstone.c
@@ -155,7 +155,7 @@ class CatalogAdoption(CatalogAdapter):
         # Workflows of the old epoch may still run for these intents. So each intent gets a new workflow id.
         move_intents_to_batch(connection, _P.state == DeletionState.PENDING.value, batch_id="", added_openings=1)
 
-    def count_outcomes(self) -> AdoptionCounts:
+    def count_outcomes(self) -> RebuildAdoptionResult:
         return self._db.read(_build_report)
 
     @in_write_transaction()
@@ -274,13 +274,13 @@ def _remove_newborn_and_unreferenced_ledgers(connection: Connection) -> None:
     store_outcomes_of_unstaged_ledgers(connection, topic_by_ledger, AdoptionOutcome.DETACHED)
 
 
-def _build_report(connection: Connection) -> AdoptionCounts:
+def _build_report(connection: Connection) -> RebuildAdoptionResult:
     counts = count_ledgers_by_outcome(connection)
 
     def count_ledgers(outcome: AdoptionOutcome) -> int:
         return counts.get(outcome, (0, 0))[0]
 
-    return AdoptionCounts(
+    return RebuildAdoptionResult(
         adopted_ledgers=count_ledgers(AdoptionOutcome.ADOPTED),
         adopted_segments=sum(segments for _, segments in counts.values()),
         detached=count_ledgers(AdoptionOutcome.DETACHED),

@@ -34,13 +34,10 @@ class RebuiltCatalogStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IssuedIdBounds:
+class IssuedIdBounds(IdCeilings):
     """Ceilings of the loaded manifest. The lost catalog gave out only ids below these ceilings."""
 
-    epoch: int
-    ledger: int
-    topic: int
-    transaction: int  # sequence numbers of each coordinator
+    epoch: int  # the lost catalog had this epoch or a lower one
 
     def covers(self, ledger_id: int, topic_id: int) -> bool:
         return 0 <= ledger_id < self.ledger and 0 <= topic_id < self.topic
@@ -110,21 +107,6 @@ class AdoptionOutcome(StrEnum):
     REVIVED = "REVIVED"  # no list names the ledger, or it has a later intent: its row is removed, and its objects stay
     MISSING = "MISSING"  # some or all objects are absent: the ledger is reported, and its row stays
     LEFT_OUT = "LEFT_OUT"  # a schema's ledger that was deleted with its topic: the schema version is left out
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptionCounts:
-    """Counts and samples of an adoption. A sample has at most `MAX_SAMPLE_ITEMS` ids or names, ascending."""
-
-    adopted_ledgers: int = 0
-    adopted_segments: int = 0
-    detached: int = 0  # ledgers of outcome DETACHED
-    revived: int = 0
-    revived_ledgers: tuple[LedgerId, ...] = ()
-    missing_data: int = 0
-    missing_ledgers: tuple[LedgerId, ...] = ()
-    schemas_left_out: int = 0  # schema versions
-    schemas_left_out_of: tuple[str, ...] = ()  # names of the topics of these schema versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,14 @@ Source: Aerospike's defragmentation; ADR 15.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logstore.catalog.records.outbox import RecordOutbox
 from logstore.records.defragmentation_rules import BlockUsage, IdRangeSurvey, select_blocks_to_rewrite
+from logstore.records.job_results import DefragmentedBlocks
 from logstore.records.manifest import Block
 from logstore.records.newest_versions import (
     KEY_COLUMNS,
@@ -46,25 +47,13 @@ _MAX_BLOCK_LEAD_US: Final = 3_600 * 1_000_000
 """Maximum time by which new blocks may be older than the newest manifest. Unnamed blocks are removed after a day."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DefragmentationResult:
-    manifest: int = 0  # newest manifest number; 0: none
-    rewritten: int = 0  # number of old blocks
-    written: int = 0  # number of new blocks
-    dropped: int = 0  # record versions that are no longer needed
-    bytes_before: int = 0  # size of the old blocks
-    bytes_after: int = 0  # size of the new blocks
-
-
 class Defragmenter:
     """Defragmentation of one record log. Keys of about `range_versions` record versions are in memory at once."""
 
     def __init__(self, records: RecordOutbox, log: RecordLog, *, range_versions: int = VERSIONS_PER_RANGE) -> None:
         self._records, self._log, self._range_versions = records, log, range_versions
 
-    def defragment(
-        self, *, progress: Callable[[DefragmentationResult], None] = lambda _: None
-    ) -> DefragmentationResult:
+    def defragment(self, *, progress: Callable[[DefragmentedBlocks], None] = lambda _: None) -> DefragmentedBlocks:
         """Defragment each kind once. `progress` gets the totals so far after each range of ids and each kind.
 
         Raises:
@@ -73,7 +62,7 @@ class Defragmenter:
             CatalogOutdated, CatalogMismatch: Errors of `read_settled_head`.
             StoreUnavailable, OutcomeUnknown, CatalogBusy: The defragmentation may be repeated.
         """
-        total = DefragmentationResult()
+        total = DefragmentedBlocks()
         for kind in RecordKind:
             raise_if_stopped()
             head = read_settled_head(self._records, self._log)
@@ -94,8 +83,8 @@ class Defragmenter:
         return total
 
     def _publish_rewrite(
-        self, head: RecordLogHead, old: Sequence[Block], new: Sequence[Block], total: DefragmentationResult
-    ) -> DefragmentationResult:
+        self, head: RecordLogHead, old: Sequence[Block], new: Sequence[Block], total: DefragmentedBlocks
+    ) -> DefragmentedBlocks:
         """Replace old blocks by new blocks, unless the newest manifest lacks an old block or new blocks are too old."""
         for _ in range(MAX_PUBLISH_ATTEMPTS):
             manifest = head.manifest

@@ -32,7 +32,7 @@ from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, seg
 from logstore.ports.catalog.records import TombstonedRecordId
 from logstore.ports.object_storage import OwnedStore
 from logstore.positions import LedgerId
-from logstore.records.job_results import ReplicaAwaitedByRaid
+from logstore.records.job_results import RaidedTombstones, ReplicaAwaitedByRaid
 from logstore.records.manifest import Block
 from logstore.records.newest_versions import mask_ids_with_content
 from logstore.records.record_kinds import TOMBSTONED_KINDS, RecordKind
@@ -62,16 +62,6 @@ _MAX_SINGLE_LISTINGS: Final = 8
 
 _NO_MANIFEST = -1
 _LOG: Final = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RaidResult:
-    candidates: int = 0
-    kept: int = 0
-    removed: int = 0
-    blocks: int = 0  # blocks that were scanned
-    versions: int = 0  # record versions of topics and ledgers in these blocks
-    held_by: tuple[ReplicaAwaitedByRaid, ...] = ()
 
 
 @dataclass(slots=True)
@@ -108,7 +98,7 @@ class _Candidates:
 class _Scan:
     candidates: dict[RecordKind, _Candidates]
     scanned_block_ids: set[str] = field(default_factory=set)
-    result: RaidResult = field(default_factory=RaidResult)
+    result: RaidedTombstones = field(default_factory=RaidedTombstones)
 
 
 class Raider:
@@ -140,8 +130,8 @@ class Raider:
         self._replica_age_s = eligible_age_s if replica_age_s is None else replica_age_s
 
     def raid_tombstones(
-        self, run_id: str, *, attempt: int = 1, progress: Callable[[RaidResult], None] = lambda _: None
-    ) -> RaidResult:
+        self, run_id: str, *, attempt: int = 1, progress: Callable[[RaidedTombstones], None] = lambda _: None
+    ) -> RaidedTombstones:
         """Mark, scan and remove tombstones. A repeated call starts from the beginning.
 
         `attempt` counts the attempts of raid `run_id` from 1. `progress` is called after each block and each page.
@@ -158,11 +148,11 @@ class Raider:
         self._require_no_rebuild(state.now_us)
         manifest = self._log.pin_newest_complete_manifest(run_id, state.now_us + _PIN_DURATION_US, "raid")
         if manifest is None:
-            return RaidResult()
+            return RaidedTombstones()
         try:
             before_us, marks_name = eligible_before_us(state.now_us, self._age_s), raid_marks_name(run_id, attempt)
             marked = self._mark_candidates(marks_name, before_us, progress)
-            scan = _Scan(candidates=self._read_candidates(marks_name), result=RaidResult(candidates=marked))
+            scan = _Scan(candidates=self._read_candidates(marks_name), result=RaidedTombstones(candidates=marked))
             self._scan_new_blocks(scan, manifest.blocks, progress)
             self._keep_stored_ledgers(scan, progress)
             while self._scan_new_blocks(scan, read_settled_head(self._records, self._log).blocks, progress):
@@ -172,12 +162,12 @@ class Raider:
         finally:
             self._log.unpin(run_id)
 
-    def _mark_candidates(self, marks_name: str, before_us: int, progress: Callable[[RaidResult], None]) -> int:
+    def _mark_candidates(self, marks_name: str, before_us: int, progress: Callable[[RaidedTombstones], None]) -> int:
         """Mark tombstones in small pages, because other writers wait during a page. Return the number of candidates."""
         marked, last = self._mark_page(marks_name, before_us, None)
         while last is not None:
             raise_if_stopped()
-            progress(RaidResult(candidates=marked))
+            progress(RaidedTombstones(candidates=marked))
             more, last = self._mark_page(marks_name, before_us, last)
             marked += more
         return marked
@@ -213,7 +203,9 @@ class Raider:
             for kind, ids in ids_by_kind.items()
         }
 
-    def _scan_new_blocks(self, scan: _Scan, blocks: Sequence[Block], progress: Callable[[RaidResult], None]) -> bool:
+    def _scan_new_blocks(
+        self, scan: _Scan, blocks: Sequence[Block], progress: Callable[[RaidedTombstones], None]
+    ) -> bool:
         unscanned = [
             block for block in blocks if block.kind in scan.candidates and block.block_id not in scan.scanned_block_ids
         ]
@@ -230,7 +222,7 @@ class Raider:
             self._clock.sleep(self._sleep_s)
         return bool(unscanned)
 
-    def _keep_stored_ledgers(self, scan: _Scan, progress: Callable[[RaidResult], None]) -> None:
+    def _keep_stored_ledgers(self, scan: _Scan, progress: Callable[[RaidedTombstones], None]) -> None:
         """Keep tombstones of ledgers with an object. Without its tombstone, a rebuild could adopt such a ledger."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -307,14 +299,14 @@ class Raider:
                 "raid: %d tombstones stay, because replica %s has applied manifest %d of %d",
                 *(laggard.tombstones, laggard.replica, laggard.manifest, head.number),
             )
-        scan.result = replace(scan.result, held_by=tuple(held_by))
+        scan.result = replace(scan.result, held_by=held_by)
         for candidates in scan.candidates.values():
             is_unapplied = candidates.newest_tombstone > applied
             candidates.needed |= (candidates.newest_tombstone == _NO_MANIFEST) | is_unapplied
 
     def _unmark_needed_and_remove_rest(
-        self, marks_name: str, scan: _Scan, before_us: int, progress: Callable[[RaidResult], None]
-    ) -> RaidResult:
+        self, marks_name: str, scan: _Scan, before_us: int, progress: Callable[[RaidedTombstones], None]
+    ) -> RaidedTombstones:
         for page in _needed_pages(scan.candidates):
             raise_if_stopped()
             with self._resting(), effect("records.raid_keep"):

@@ -32,7 +32,6 @@ from logstore.log.ledger_object_keys import (
 from logstore.log.ledgers import Component, LedgerStatement
 from logstore.offload.tiered_copy import index_key, parse_uuid_and_location
 from logstore.ports.catalog.records import (
-    AdoptionCounts,
     IssuedIdBounds,
     LedgerDiscrepancy,
     LoadedLedger,
@@ -43,6 +42,7 @@ from logstore.ports.object_storage import BucketAtLocation, ObjectInfo, OwnedSto
 from logstore.positions import LedgerId, TopicId
 from logstore.records.absent_ledger_share import MAX_ABSENT_SHARE, require_small_absent_share
 from logstore.records.adoption_rule import UnregisteredUpload
+from logstore.records.job_results import RebuildAdoptionResult
 from logstore.records.services.absence_proofs import (
     UnlistedObjectError,
     possible_unlisted_keys,
@@ -184,7 +184,7 @@ class UploadAdopter:
         flush: Callable[[], object],
         max_absent_share: float = MAX_ABSENT_SHARE,
         on_progress: Callable[[int], None] | None = None,
-    ) -> AdoptionCounts:
+    ) -> RebuildAdoptionResult:
         """Settle all topics. Correct the other rows (`settle_remaining_rows`), flush, and make the catalog READY.
 
         The flush ends before any process may write to the catalog. So the record log has the adopted uploads, and no

@@ -7,9 +7,9 @@ import pytest
 
 from logstore.errors import CatalogAdopting, CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
+from logstore.records.job_results import DefragmentedBlocks
 from logstore.records.manifest import BLOCK_PREFIX, MANIFEST_PREFIX
 from logstore.records.record_kinds import RecordKind
-from logstore.records.services.defragmenter import DefragmentationResult
 from logstore.records.services.manifest_publication import read_settled_head
 from logstore.records.services.record_log import PIN_PREFIX
 from logstore.stop_checks import use_stop_check
@@ -43,7 +43,7 @@ def test_small_blocks_are_joined_and_what_is_superseded_goes(world: RecordsWorld
     assert len(kinds) == len(set(kinds))
     assert done.rewritten > done.written > 0
     assert done.dropped > 0
-    assert world.defragment() == DefragmentationResult(manifest=done.manifest)
+    assert world.defragment() == DefragmentedBlocks(manifest=done.manifest)
 
 
 def test_the_newest_version_of_a_gone_record_stays_while_an_older_one_does(

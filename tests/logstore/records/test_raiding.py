@@ -90,7 +90,7 @@ def test_a_tombstone_waits_for_every_replica_that_is_not_stale(
     world.acknowledge("second", 0)
     caplog.set_level(logging.INFO, logger="logstore.records")
     held = world.raid()
-    assert (held.kept, held.held_by) == (1, (ReplicaAwaitedByRaid(replica="second", manifest=0, tombstones=1),))
+    assert (held.kept, held.held_by) == (1, [ReplicaAwaitedByRaid(replica="second", manifest=0, tombstones=1)])
     assert [one.getMessage() for one in caplog.records] == [
         "raid: 1 tombstones stay, because replica second has applied manifest 0 of 1"
     ]
@@ -99,7 +99,7 @@ def test_a_tombstone_waits_for_every_replica_that_is_not_stale(
     world.acknowledge("mirror", 1)
     world.advance(seconds=AGE_S / 2 + 1)
     done = world.raid()
-    assert (done.removed, done.held_by) == (1, ()), "the second one was silent for too long, and the first one has it"
+    assert (done.removed, done.held_by) == (1, []), "the second one was silent for too long, and the first one has it"
 
 
 def test_replica_that_lacks_no_removable_tombstone_holds_nothing_up(world: RecordsWorld) -> None:
@@ -107,7 +107,7 @@ def test_replica_that_lacks_no_removable_tombstone_holds_nothing_up(world: Recor
     _buried(world, flushed_before=True)
     world.acknowledge("mirror", 0)
     done = world.raid()
-    assert (done.kept, done.held_by) == (1, ())
+    assert (done.kept, done.held_by) == (1, [])
 
 
 @pytest.mark.parametrize("hidden", [REPLICA_PREFIX, f"{REPLICA_PREFIX}mirror/"])

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import psycopg
 
 from logstore.catalog import Catalog, Database
-from logstore.ports.catalog.records import AdoptionCounts
+from logstore.records.job_results import RebuildAdoptionResult
 from logstore.records.services.upload_adoption import UploadAdopter
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 from tests.faults.simulated_world import World
@@ -153,14 +153,14 @@ class Losing:
         finally:
             database.close()
 
-    def adopt(self, *, max_absent_share: float = 1.0) -> AdoptionCounts:
+    def adopt(self, *, max_absent_share: float = 1.0) -> RebuildAdoptionResult:
         """All that there is; of a handful of ledgers any share may be absent, unless a test asks."""
         with self.adopter() as adopter:
             for shard in range(_SHARDS):
                 adopter.compare_and_stage_shard(shard)
             return self.make_catalog_ready(adopter, max_absent_share=max_absent_share)
 
-    def make_catalog_ready(self, adopter: UploadAdopter, *, max_absent_share: float = 1.0) -> AdoptionCounts:
+    def make_catalog_ready(self, adopter: UploadAdopter, *, max_absent_share: float = 1.0) -> RebuildAdoptionResult:
         """Settle everything; a flush here is a copy of all rows, which a test makes when it wants one."""
         database = Database(self.world.url)
         try:
