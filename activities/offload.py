@@ -9,15 +9,14 @@ from activities.deletion import metrics
 from activities.deletion.claims_and_causes import detach_arguments
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.owner_routing import is_valid_topic_name, require_topic_name_if_known
-from logstore.catalog.log.message_ledgers import MessageLedgers
-from logstore.catalog.log.topics import Topics
-from logstore.catalog.offload.tiered_copies import Offloads
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import SextonError, UnknownObject
 from logstore.offload.services.tiered_copy_upload import CopyEvidence, UploadAttemptResult
 from logstore.offload.tiered_copy import CopyLengths
 from logstore.ports.catalog.offload import OffloadStartOutcome, PublishedTieredCopy
 from logstore.positions import LedgerId, TopicId
 from logstore.stop_checks import raise_if_stopped
+from logstore.subjects import HasBatch, HasLedger, HasLedgers, HasLedgersAfter, HasSubject, HasTopic, Subject
 
 _SAMPLE = 20  # maximum number of doubts in a result
 
@@ -31,14 +30,14 @@ class CopyUploader(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UploadCopyInput:
+class UploadCopyInput(HasLedger, HasTopic):
     ledger_id: int
     timeout_s: float  # afterwards nothing more is sent
     topic: str = ""  # encoded name that the ledger's topic must have; empty: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UploadCopyResult:
+class UploadCopyResult(HasSubject):
     answer: OffloadStartOutcome  # BEGUN: the copy is stored and proved, and must be published
     uuid: str = ""
     entries: int = 0
@@ -46,9 +45,12 @@ class UploadCopyResult:
     sha256: str = ""
     index_bytes: int = 0  # 0: not known
 
+    def subject(self) -> Subject:
+        return Subject(outcome=self.answer.value)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishCopyInput:
+class PublishCopyInput(HasLedger):
     ledger_id: int
     uuid: str
     size_bytes: int = 0  # of the data object; 0: not known
@@ -56,7 +58,7 @@ class PublishCopyInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgersToOffloadInput:
+class LedgersToOffloadInput(HasLedgersAfter, HasTopic):
     topic_id: int
     after: int  # ledger id, exclusive
     limit: int
@@ -66,7 +68,7 @@ class LedgersToOffloadInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgersToOffload:
+class LedgersToOffload(HasLedgers):
     """Ledgers to offload, ascending. If the input names no ledgers, a topic's last page is empty."""
 
     ledger_ids: list[int]  # at most `LedgersToOffloadInput.limit`
@@ -74,7 +76,7 @@ class LedgersToOffload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetachPrimariesInput:
+class DetachPrimariesInput(HasLedgersAfter, HasBatch):
     topic_id: int
     batch_id: str
     batch_workflow_id: str  # workflow of phase two, which gets the claim
@@ -99,17 +101,12 @@ class LedgerOffloadActivities:
     def __init__(
         self,
         *,
+        catalog: Catalog,
         uploader: CopyUploader,
-        offloads: Offloads,
-        ledgers: MessageLedgers,
-        topics: Topics,
         new_uuid: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
-        self._uploader = uploader
-        self._offloads = offloads
-        self._ledgers = ledgers
-        self._topics = topics
-        self._new_uuid = new_uuid
+        self._offloads, self._ledgers, self._topics = catalog.offloads, catalog.ledgers, catalog.topics
+        self._uploader, self._new_uuid = uploader, new_uuid
 
     @define_activity(name="offload.upload")
     @send_heartbeats()

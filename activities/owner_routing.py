@@ -18,6 +18,7 @@ from logstore.errors import InvalidInput, LookupRefused, OutcomeUnknown, Retryab
 from logstore.ownership import Lease
 from logstore.ports.bundle_owners import OtherBundleOwner, TopicOwners
 from logstore.positions import TopicId
+from logstore.subjects import HasTopic
 from logstore.validated_names import TopicName
 
 
@@ -34,7 +35,7 @@ class Route(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerRoutedInput:
+class OwnerRoutedInput(HasTopic):
     topic: str = ""  # encoded; empty: no topic or several topics, so any worker
     place: Route = Route.ANYWHERE
     owner_patience_s: int = 10  # limit of a lookup, 1 or more

@@ -9,13 +9,13 @@ from typing import Final, TypeVar
 from activities.bulk_jobs import RUN_CLAIM_S, OwnedBulkOutput, run_bulk_job
 from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import send_heartbeats_during_renewals
-from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.ports.catalog.reconciliation import RunKind
 from logstore.reconciliation.bulk_job_inputs_and_results import LEFT_OUT, BulkJob, BulkJobSummary
 from logstore.stop_checks import raise_if_stopped
+from logstore.subjects import HasPageOfRun, HasRun, HasTopics
 
 _TOPICS: Final = "topic_ids"
 _COUNTS: Final = "counts"
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginBuildInput:
+class BeginBuildInput(HasTopics, HasRun):
     run_id: str
     actor: str = ""
     reason: str = ""
@@ -32,13 +32,13 @@ class BeginBuildInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunBuildJobInput:
+class RunBuildJobInput(HasRun):
     run_id: str
     master: str = ""  # Spark cluster; empty: the cluster of the settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchTopicsPageInput:
+class SwitchTopicsPageInput(HasPageOfRun):
     run_id: str
     page: int  # number of a part of the output
 
@@ -51,7 +51,7 @@ class SwitchCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConcludeBuildInput:
+class ConcludeBuildInput(HasRun):
     run_id: str
     counts: dict[str, int]
 
@@ -64,11 +64,9 @@ class TopicBuildSummary:
 
 
 class TopicBuildSteps:
-    def __init__(
-        self, *, kind: RunKind, job: str, runs: ReconciliationRuns, identities: CatalogIdentity, bulk: BulkJobRunner
-    ) -> None:
-        self._kind, self._job, self._runs, self._bulk = kind, job, runs, bulk
-        self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
+    def __init__(self, *, kind: RunKind, job: str, catalog: Catalog, bulk: BulkJobRunner) -> None:
+        self._kind, self._job, self._runs, self._bulk = kind, job, catalog.reconciliation, bulk
+        self._output = OwnedBulkOutput(bulk=bulk, identities=catalog.identities)
 
     def _begin_build(self, request: BeginBuildInput) -> TopicBuildSummary:
         self._output.require_not_of_other_catalog(request.run_id)

@@ -1,5 +1,6 @@
 """Readers of the files that settings name."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -8,6 +9,15 @@ from logstore.errors import InvalidInput
 
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 """Maximum length of a setting's file, inclusive. All TLS certificates of public authorities are much shorter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PemFiles:
+    """Paths of PEM files, or empty texts. Without `ca`, the certificate authorities of this machine are trusted."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
 
 
 def read_setting_file(field: str, path: str, rule: str = "a file that can be read") -> bytes:

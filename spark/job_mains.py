@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from infra.pulsar.cluster_access import PulsarCluster
 from logstore.delayed.index_build_job import BuildDelayedIndexJob
 from logstore.pulsar.plan_jobs import (

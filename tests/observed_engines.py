@@ -5,16 +5,16 @@ from contextlib import contextmanager
 
 from sqlalchemy import Engine, event
 
-from infra.telemetry import sql_spans
+from infra.telemetry import client_spans
 
 
 @contextmanager
 def trace_sql_statements() -> Iterator[None]:
     """Every engine of this process is observed within the block, and none behind it."""
-    sql_spans.trace_all_sql_statements()
+    client_spans.trace_all_sql_statements()
     try:
         yield
     finally:
-        sql_spans._observing.clear()
-        for name, listener in sql_spans._LISTENERS.items():
+        client_spans._observing_sql.clear()
+        for name, listener in client_spans._SQL_LISTENERS.items():
             event.remove(Engine, name, listener)

@@ -11,7 +11,7 @@ from typing import Final
 
 from sqlalchemy import text
 
-from infra.objects import create_s3_client
+from infra.objects.s3_store import create_s3_client
 from infra.stack import embedded_stack
 from infra.stack.service_port_choice import RequestedPorts
 from logstore.catalog import Database

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from infra.stack.embedded_stack import build_class_path
 from infra.stack.java_search import find_java
-from infra.stack.zookeeper_service import build_class_path
 from tests.logstore.eventually import assert_eventually
 from tests.tls_servers import HOST
 

@@ -23,7 +23,6 @@ from temporalio.service import RPCError, RPCStatusCode
 from logstore.catalog import Catalog, Database
 from logstore.errors import CatalogMismatch, CatalogOutdated, ServiceRefused, SextonError
 from logstore.identity.bucket_markers import BucketRole, MarkerState
-from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.ports.object_storage import BucketAtLocation, OwnedStore
@@ -89,7 +88,7 @@ def list_configured_buckets(settings: Settings) -> tuple[tuple[BucketRole, str],
 
 def mark_unmarked_buckets(settings: Settings, database: Database) -> dict[str, str]:
     """Write missing markers into the configured buckets. Return "marked" or the problem, by bucket name."""
-    get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(Catalog(database).identities))
+    get_bucket = make_checked_bucket_opener_by_name(settings, Catalog(database).identities)
     error_by_bucket = {
         bucket: _catch_unanswered_comparison(get_bucket(role, bucket).require_ownership_once)
         for role, bucket in list_configured_buckets(settings)
@@ -136,7 +135,7 @@ def refuse_outdated_catalog(settings: Settings, catalog: Catalog) -> None:
         StoreUnavailable: The object store does not answer.
         ServiceRefused: The object store refuses the request.
     """
-    get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(catalog.identities), fails_fast=True)
+    get_bucket = make_checked_bucket_opener_by_name(settings, catalog.identities, fails_fast=True)
     records = get_bucket(BucketRole.RECORDS, settings.records_bucket)
     if records.require_ours_or_unmarked() is MarkerState.OURS:
         require_current_catalog(catalog.records, records)
@@ -146,7 +145,7 @@ def refuse_foreign_primary_bucket(settings: Settings, identities: CatalogIdentit
     """Raise `CatalogMismatch` if the primary bucket belongs to another catalog. Only log other errors of the check."""
     if not settings.has_object_store:
         return
-    store = make_checked_bucket_opener_by_name(settings, MarkerChecker(identities), fails_fast=True)(
+    store = make_checked_bucket_opener_by_name(settings, identities, fails_fast=True)(
         BucketRole.PRIMARY, settings.primary_bucket
     )
     if error := _catch_unanswered_comparison(store.require_ours_or_unmarked):

@@ -4,22 +4,32 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from logstore.deletion.intents import RequestRefusal
+from logstore.field_bounds import (
+    Actor,
+    IdsOrNothing,
+    Reason,
+    RunId,
+    RunIdOrNothing,
+    SparkMasterOrNothing,
+)
+from logstore.subjects import HasRun, HasTopics
+from workflows.task_queues import BulkQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildTopicsInput:
+class BuildTopicsInput(HasTopics, HasRun):
     """Input of a topic build. Each job has a subclass."""
 
     does: ClassVar[str]  # description of the job with the placeholder {topics}, and the command that starts it
     builds: ClassVar[str]  # what the job builds, in few words
     runs: ClassVar[str]  # prefix of the run ids that the job makes
 
-    run_id: str = ""  # empty: the job takes one
-    actor: str = ""
-    reason: str = ""
-    topic_ids: list[int] = field(default_factory=list)  # empty: every topic with something to build
-    master: str = ""  # Spark cluster; empty: the cluster of the workers' settings
-    queue: str = ""  # task queue of the bulk job; empty: the job's own
+    run_id: RunIdOrNothing = ""  # empty: the job takes one
+    actor: Actor = ""
+    reason: Reason = ""
+    topic_ids: IdsOrNothing = field(default_factory=list)  # empty: every topic with something to build
+    master: SparkMasterOrNothing = ""  # Spark cluster; empty: the cluster of the workers' settings
+    queue: BulkQueue = ""  # task queue of the bulk job; empty: the job's own
 
     def details(self) -> str:
         return self.does.format(topics=f"{len(self.topic_ids):,} topics" if self.topic_ids else "every topic")
@@ -29,7 +39,7 @@ class BuildTopicsInput:
 class BuildProgress:
     """Progress of a topic build."""
 
-    run_id: str
+    run_id: RunId
     step: str  # beginning, building, switching, concluding, ended
     counts: dict[str, int] = field(default_factory=dict)  # topics by result, and counts of the output
 

@@ -11,32 +11,21 @@ from activities.topic_build_steps import (
     TopicBuildSteps,
     TopicBuildSummary,
 )
-from logstore.catalog.delayed.delayed_index import DelayedIndex
-from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
+from logstore.catalog.sql_catalog import Catalog
 from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.delayed.index_build_job import BuildDelayedIndexJob, BuiltIndexFiles, BuiltTopicIndex
 from logstore.delayed.services.built_index_publisher import BuiltIndexPublisher
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.ports.catalog.reconciliation import RunKind
 
 
 class DelayedIndexBuildActivities(TopicBuildSteps):
     def __init__(
-        self,
-        *,
-        runs: ReconciliationRuns,
-        identities: CatalogIdentity,
-        bulk: BulkJobRunner,
-        index: DelayedIndex,
-        publisher: BuiltIndexPublisher,
-        limits: SealAndMergeLimits,
+        self, *, catalog: Catalog, bulk: BulkJobRunner, publisher: BuiltIndexPublisher, limits: SealAndMergeLimits
     ) -> None:
-        super().__init__(
-            kind=RunKind.INDEXES, job=BuildDelayedIndexJob.name, runs=runs, identities=identities, bulk=bulk
-        )
-        self._index, self._publisher, self._limits = index, publisher, limits
+        super().__init__(kind=RunKind.INDEXES, job=BuildDelayedIndexJob.name, catalog=catalog, bulk=bulk)
+        self._index, self._publisher, self._limits = catalog.delayed, publisher, limits
 
     @define_activity(name="delayed.begin_build")
     @send_heartbeats()

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from logstore.delayed.index_buckets import IndexBucketToMerge
+from logstore.subjects import HasSubject, HasTopic, HasTopics, HasTopicsAfter, Subject, list_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexWorkTopicsInput:
+class IndexWorkTopicsInput(HasTopicsAfter):
     after: int  # topic id, exclusive
     topics: int  # topics per page
     limit: int  # maximum number of pages
@@ -21,12 +22,12 @@ class IndexWorkTopicPages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealTopicsInput:
+class SealTopicsInput(HasTopics):
     topic_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealTopicInput:
+class SealTopicInput(HasTopic):
     """Topic to seal, even if the index needs no work."""
 
     topic_id: int
@@ -53,7 +54,7 @@ class SealTopicsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChoosePairInput:
+class ChoosePairInput(HasTopic):
     topic_id: int
     topic: str = ""  # encoded name that the topic must have
     max_buckets: int | None = None  # None: the limit of the settings
@@ -77,10 +78,13 @@ class PairChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MergePairInput:
+class MergePairInput(HasSubject):
     topic_id: int
     bucket_ids: list[int]  # two neighbouring index buckets
     topic: str = ""  # encoded; only for display
+
+    def subject(self) -> Subject:
+        return Subject(parts=(list_ids("buckets", self.bucket_ids),), topic=self.topic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,6 @@ class MergedPair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseListInput:
+class ReleaseListInput(HasTopic):
     topic_id: int
     topic: str = ""  # encoded; only for display

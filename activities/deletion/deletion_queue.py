@@ -15,25 +15,14 @@ from activities.deletion.inputs_and_results import (
     TakeOverStalledInput,
 )
 from activities.heartbeats import define_activity, send_heartbeats
-from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
-from logstore.catalog.deletion.queue_upkeep import PhaseTwoQueueUpkeep
-from logstore.catalog.log.message_ledgers import MessageLedgers
+from logstore.catalog.sql_catalog import Catalog
 
 _PAUSED_CLAIM_S = 900.0  # renewed every ten minutes: a renewal may come five minutes late
 
 
 class DeletionQueueActivities:
-    def __init__(
-        self,
-        *,
-        upkeep: PhaseTwoQueueUpkeep,
-        deletions: PhaseTwoQueue,
-        ledgers: MessageLedgers,
-        finished_retention_s: float,
-    ) -> None:
-        self._upkeep = upkeep
-        self._deletions = deletions
-        self._ledgers = ledgers
+    def __init__(self, *, catalog: Catalog, finished_retention_s: float) -> None:
+        self._upkeep, self._deletions, self._ledgers = catalog.upkeep, catalog.deletions, catalog.ledgers
         self._finished_retention_s = finished_retention_s
 
     @define_activity(name="deletion.adopt")

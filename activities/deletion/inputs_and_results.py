@@ -3,16 +3,17 @@
 from dataclasses import dataclass, field
 
 from activities.owner_routing import OwnerRoutedInput
-from logstore.deletion.intents import IntentKey, Outcome
+from logstore.deletion.intents import HasIntent, IntentKey, Outcome
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog.deletion import IntentRowRange
 from logstore.positions import LedgerId
 from logstore.records.tombstone_rules import CompoundOperation
+from logstore.subjects import HasBatch, HasLedgers, HasOutcome, HasOutcomes, HasRowLimit, HasSubject, Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetachInput(OwnerRoutedInput):
+class DetachInput(OwnerRoutedInput, HasLedgers, HasBatch):
     """Input of `deletion.detach`. Without `ledger_ids`, retention selects the ledgers."""
 
     topic_id: int
@@ -55,12 +56,15 @@ class DetachResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowRangesInput:
+class RowRangesInput(HasSubject):
     batch_id: str
     catalog_epoch: int
     after: int  # row id, exclusive
     rows: int  # rows per range
     limit: int  # maximum number of ranges
+
+    def subject(self) -> Subject:
+        return Subject(parts=(f"rows after {self.after}",), batch_id=self.batch_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +81,12 @@ class ChunkInput(OwnerRoutedInput):
     many_topics: bool = False  # the batch has several topics; the result names the topic of each row
     objects_per_s: float = 0.0  # this chunk's share of the batch's rate; 0: unlimited
 
+    def subject(self) -> Subject:
+        return Subject(rows=(self.chunk.first, self.chunk.last), batch_id=self.batch_id, topic=self.topic)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkResult:
+class ChunkResult(HasOutcomes):
     """Counts of a chunk's rows by outcome, and the rows that need a workflow of their own."""
 
     outcomes: dict[str, int]
@@ -91,14 +98,14 @@ class ChunkResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteIntentInput(OwnerRoutedInput):
+class DeleteIntentInput(OwnerRoutedInput, HasIntent):
     key: IntentKey
     catalog_epoch: int
     retry_interval_s: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteIntentResult:
+class DeleteIntentResult(HasOutcome):
     outcome: Outcome
     objects: int = 0
     size_bytes: int = 0
@@ -107,28 +114,28 @@ class DeleteIntentResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterInput(OwnerRoutedInput):
+class DeadLetterInput(OwnerRoutedInput, HasIntent):
     key: IntentKey
     catalog_epoch: int
     error: str  # of the last attempt; empty: the error in the row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CertifyInput(OwnerRoutedInput):
+class CertifyInput(OwnerRoutedInput, HasBatch):
     batch_id: str
     actor: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeOverStalledInput:
+class TakeOverStalledInput(HasRowLimit, HasBatch):
     batch_id: str
     batch_workflow_id: str  # workflow of phase two, which gets the claim
     limit: int  # maximum number of stalled intents, and of newborn ledgers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveOldIntentsInput:
+class RemoveOldIntentsInput(HasRowLimit):
     limit: int
     actor: str
     reason: str
@@ -141,11 +148,11 @@ class RemovedIntentCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimPausedBatchInput:
+class ClaimPausedBatchInput(HasBatch):
     batch_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PauseOrResumeBatchInput:
+class PauseOrResumeBatchInput(HasBatch):
     batch_id: str
     paused: bool

@@ -1,19 +1,19 @@
 """Activities that delete a whole topic. Phase two of the topic's ledgers is in `ledger_deletion`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from activities.deletion.claims_and_causes import count_and_summarize_detach, detach_arguments, own_workflow_cause
 from activities.deletion.inputs_and_results import DetachResult
 from activities.heartbeats import define_activity, send_heartbeats
-from logstore.catalog.deletion.phase_one import PhaseOne
-from logstore.catalog.log.message_ledgers import MessageLedgers
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import StaleCatalog
 from logstore.positions import TopicId
 from logstore.records.tombstone_rules import parse_delete_durability
+from logstore.subjects import HasOutcomes, HasSubject, HasTopic, Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicDeletionOrder:
+class TopicDeletionOrder(HasTopic):
     topic_id: int
     topic: str  # encoded; must be the name of `topic_id`
     actor: str
@@ -29,20 +29,26 @@ class TopicDeletingSince:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetachAllLedgersInput:
+class DetachAllLedgersInput(HasSubject):
     order: TopicDeletionOrder
     batch_id: str
     batch_workflow_id: str  # workflow of phase two, which gets the claim
 
+    def subject(self) -> Subject:
+        return replace(self.order.subject(), batch_id=self.batch_id)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveTopicInput:
+class RemoveTopicInput(HasSubject):
     order: TopicDeletionOrder
     since_us: int
 
+    def subject(self) -> Subject:
+        return self.order.subject()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemovedTopicTally:
+class RemovedTopicTally(HasOutcomes):
     gone: bool
     outcomes: dict[str, int] = field(default_factory=dict)
     objects: int = 0  # confirmed by storage
@@ -50,9 +56,8 @@ class RemovedTopicTally:
 
 
 class TopicDeletionActivities:
-    def __init__(self, *, phase_one: PhaseOne, ledgers: MessageLedgers) -> None:
-        self._phase_one = phase_one
-        self._ledgers = ledgers
+    def __init__(self, *, catalog: Catalog) -> None:
+        self._phase_one, self._ledgers = catalog.phase_one, catalog.ledgers
 
     @define_activity(name="topic.set_deleting")
     @send_heartbeats()

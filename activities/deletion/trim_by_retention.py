@@ -11,15 +11,14 @@ from activities.deletion.claims_and_causes import count_and_summarize_detach, de
 from activities.deletion.inputs_and_results import DetachResult
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.owner_routing import require_topic_name_if_known
-from logstore.catalog.deletion.phase_one import PhaseOne
-from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
-from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.catalog.log.topics import Topics
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable, UnknownObject
 from logstore.ports.catalog.deletion import DetachedBatch
 from logstore.ports.catalog.log import Topic, TopicState
 from logstore.positions import TopicId
 from logstore.stop_checks import raise_if_stopped
+from logstore.subjects import HasBatch, HasSubject, HasTopic, HasTopicsAfter, Subject
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ class CursorAdvancer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RollIdleLedgerInput:
+class RollIdleLedgerInput(HasTopic):
     topic_id: int
     topic: str = ""  # encoded; must be the name of `topic_id`
 
@@ -87,7 +86,7 @@ _MAX_TROUBLE_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NextTopicPagesInput:
+class NextTopicPagesInput(HasTopicsAfter):
     after: int  # topic id, exclusive
     topics: int  # topics per page
     limit: int  # maximum number of pages
@@ -108,12 +107,15 @@ class NextTopicPagesResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrimPageInput:
+class TrimPageInput(HasSubject):
     page: TopicIdRange
     batch_id: str
     batch_workflow_id: str  # workflow of phase two, which gets the claim
     actor: str
     reason: str
+
+    def subject(self) -> Subject:
+        return Subject(parts=(f"topics {self.page.first} to {self.page.last}",), batch_id=self.batch_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,25 +128,14 @@ class TrimPageResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CountBatchInput:
+class CountBatchInput(HasBatch):
     batch_id: str
 
 
 class TrimAllTopicsActivities:
-    def __init__(
-        self,
-        *,
-        topics: Topics,
-        phase_one: PhaseOne,
-        deletions: PhaseTwoQueue,
-        ledgers: MessageLedgers,
-        retention: RetentionPreparation,
-    ) -> None:
-        self._topics = topics
-        self._phase_one = phase_one
-        self._deletions = deletions
-        self._ledgers = ledgers
-        self._retention = retention
+    def __init__(self, *, catalog: Catalog, retention: RetentionPreparation) -> None:
+        self._topics, self._phase_one = catalog.topics, catalog.phase_one
+        self._deletions, self._ledgers, self._retention = catalog.deletions, catalog.ledgers, retention
 
     @define_activity(name="trimming.next_pages")
     @send_heartbeats()

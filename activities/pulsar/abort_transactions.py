@@ -23,8 +23,7 @@ from activities.pulsar.inputs_and_results import (
     CheckAbortsInput,
     CheckedAborts,
 )
-from logstore.catalog.audit_log import AuditLogWriter
-from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import PreconditionFailed, ServiceFailed, StoreUnavailable, UnknownObject
 from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 from logstore.ports.pulsar_cluster import ClusterTransactions, PulsarClusterAccess
@@ -68,12 +67,12 @@ class AbortTransactionsActivities:
     def __init__(
         self,
         *,
-        reconciliation: ReconciliationRuns,
-        audit_log: AuditLogWriter,
+        catalog: Catalog,
         cluster: PulsarClusterAccess,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._runs, self._audit_log, self._cluster, self._clock = reconciliation, audit_log, cluster, clock
+        self._runs, self._audit_log = catalog.reconciliation, catalog.audit_log
+        self._cluster, self._clock = cluster, clock
 
     @define_activity(name="pulsar.begin_abort")
     @send_heartbeats()

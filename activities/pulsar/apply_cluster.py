@@ -39,9 +39,8 @@ from activities.pulsar.orphan_selection import (
     select_orphans,
 )
 from activities.reconciliation import finding_fates
-from logstore.catalog.audit_log import AuditLogWriter
-from logstore.catalog.reconciliation.cluster_journal import ClusterJournal, iterate_journal
-from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
+from logstore.catalog.reconciliation.cluster_journal import iterate_journal
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import (
     PreconditionFailed,
     StoreUnavailable,
@@ -50,20 +49,20 @@ from logstore.errors import (
 )
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.ports.catalog.reconciliation import JournaledLedger, ReconciliationRun, RunKind
 from logstore.ports.object_storage import OwnedStore
 from logstore.ports.pulsar_cluster import MAX_LEDGERS_PER_DELETION, ClusterChanges, PulsarClusterAccess
 from logstore.pulsar.cluster_findings import require_ledger_id
 from logstore.pulsar.plan_jobs import IDENTITY, LEDGERS_ROOT, VerifyClusterJob
 from logstore.rate_limiter import RateLimiter
-from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles
+from logstore.reconciliation.finding_files import FateFiles, FindingFiles
 from logstore.reconciliation.findings import (
     LEFT,
     LEFT_HELD_BACK,
     RESULT,
     STOPPED,
     ApplyCounts,
+    FateOfFinding,
     Finding,
     FindingKind,
     FindingPosition,
@@ -88,19 +87,17 @@ class ApplyClusterActivities:
     def __init__(
         self,
         *,
-        reconciliation: ReconciliationRuns,
-        audit_log: AuditLogWriter,
-        identities: CatalogIdentity,
-        journal: ClusterJournal,
+        catalog: Catalog,
         records: OwnedStore,
         cluster: PulsarClusterAccess,
         bulk: BulkJobRunner,
         store_now_us: Callable[[], int],
         finished_retention_s: float,
     ) -> None:
-        self._runs, self._identities, self._journal = reconciliation, identities, journal
+        self._runs, self._identities = catalog.reconciliation, catalog.identities
+        self._journal, self._audit_log = catalog.cluster_journal, catalog.audit_log
         self._copies, self._cluster, self._bulk = JournalCopies(records), cluster, bulk
-        self._certificates, self._audit_log = ApplyCertificates(records), audit_log
+        self._certificates = ApplyCertificates(records)
         self._store_now_us, self._retention_s = store_now_us, finished_retention_s
 
     @define_activity(name="pulsar.begin_apply")

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from logstore.pulsar.cluster_transactions import TransactionAbort
 from logstore.pulsar.plan_jobs import MIN_BETWEEN_SCANS_S
 from logstore.reconciliation.findings import ApplyCounts, FindingPosition, PlanOrScrubResult
+from logstore.subjects import HasLedgers, HasPageOfRun, HasRowLimit, HasRun, HasTransaction, HasTransactions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginClusterPlanInput:
+class BeginClusterPlanInput(HasRun):
     run_id: str
     actor: str
     reason: str = ""
@@ -27,7 +28,7 @@ class BegunClusterPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginClusterApplyInput:
+class BeginClusterApplyInput(HasRowLimit, HasRun):
     run_id: str  # of the plan
     actor: str
     reason: str = ""
@@ -51,7 +52,7 @@ class ClusterApplyScope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyClusterPageInput:
+class ApplyClusterPageInput(HasPageOfRun):
     run_id: str  # of the plan
     page: int
     shadow_topics: list[str] = field(default_factory=list)
@@ -69,7 +70,7 @@ class AppliedClusterPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConcludeClusterApplyInput:
+class ConcludeClusterApplyInput(HasRun):
     run_id: str  # of the plan
     actor: str
     reason: str = ""
@@ -86,7 +87,7 @@ class ConcludedClusterApply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginUndoInput:
+class BeginUndoInput(HasLedgers, HasRun):
     run_id: str  # of the plan
     actor: str
     reason: str = ""
@@ -94,7 +95,7 @@ class BeginUndoInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UndoPageInput:
+class UndoPageInput(HasLedgers, HasRun):
     run_id: str  # of the plan
     actor: str
     reason: str = ""
@@ -109,7 +110,7 @@ class UndonePage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginAbortInput:
+class BeginAbortInput(HasTransactions, HasRun):
     run_id: str
     transactions: list[str]  # as `coordinator:sequence`
     actor: str
@@ -123,7 +124,7 @@ class BegunAbort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbortTransactionInput:
+class AbortTransactionInput(HasTransaction, HasRun):
     run_id: str
     txn: str
 
@@ -135,7 +136,7 @@ class AbortAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckAbortsInput:
+class CheckAbortsInput(HasRun):
     run_id: str
     attempts: dict[str, AbortAttempt]  # last attempts, by transaction
 

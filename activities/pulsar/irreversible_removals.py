@@ -16,8 +16,7 @@ from logstore.errors import UnexpectedClusterState
 from logstore.ports.catalog.reconciliation import JournaledRemoval, ReconciliationRun
 from logstore.ports.pulsar_cluster import ClusterChanges, RemovalLook, RemovalResult
 from logstore.rate_limiter import RateLimiter
-from logstore.reconciliation.finding_files import FateOfFinding
-from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
+from logstore.reconciliation.findings import FateOfFinding, Finding, FindingFate, FindingKind
 from logstore.stop_checks import raise_if_stopped
 
 _MAX_FINDINGS_PER_BATCH: Final[Mapping[FindingKind, int]] = {

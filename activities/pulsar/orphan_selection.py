@@ -7,8 +7,8 @@ from typing import Final
 
 from activities.reconciliation import finding_fates
 from logstore.pulsar.cluster_findings import is_confirmed
-from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles
-from logstore.reconciliation.findings import Finding, FindingKind, FindingPosition, PlanOrScrubResult
+from logstore.reconciliation.finding_files import FateFiles, FindingFiles
+from logstore.reconciliation.findings import FateOfFinding, Finding, FindingKind, FindingPosition, PlanOrScrubResult
 from logstore.stop_checks import raise_if_stopped
 
 IRREVERSIBLE_KINDS: Final = (

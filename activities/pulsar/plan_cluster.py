@@ -8,10 +8,9 @@ from activities.heartbeats import define_activity, send_heartbeats
 from activities.pulsar.inputs_and_results import BeginClusterPlanInput, BegunClusterPlan
 from activities.reconciliation.inputs_and_results import BulkJobInput, BulkJobResult, PlanStepInput
 from activities.reconciliation.plan_runs import PlanRuns, describe_left_out, find_result
-from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 from logstore.ports.pulsar_cluster import PulsarClusterAccess
 from logstore.pulsar.ledger_verdicts import LedgerVerdict
@@ -41,17 +40,15 @@ class PlanClusterActivities:
     def __init__(
         self,
         *,
-        reconciliation: ReconciliationRuns,
-        identities: CatalogIdentity,
+        catalog: Catalog,
         cluster: PulsarClusterAccess,
         bulk: BulkJobRunner,
         finished_retention_s: float,
     ) -> None:
-        self._identities, self._cluster = identities, cluster
+        self._identities, self._cluster = catalog.identities, cluster
         self._plans = PlanRuns(
             RunKind.CLUSTER_PLAN,
-            reconciliation=reconciliation,
-            identities=identities,
+            catalog=catalog,
             bulk=bulk,
             finished_retention_s=finished_retention_s,
             findings_counter="sexton_pulsar_findings_total",

@@ -15,11 +15,8 @@ from activities.heartbeats import define_activity, send_heartbeats
 from activities.pulsar.inputs_and_results import BeginUndoInput, UndonePage, UndoPageInput
 from activities.pulsar.journal_copies import JournalCopies, find_or_read_back_apply
 from activities.pulsar.leased_clusters import name_apply, name_undo, open_planned_cluster
-from logstore.catalog.audit_log import AuditLogWriter
-from logstore.catalog.reconciliation.cluster_journal import ClusterJournal
-from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import UnknownObject
-from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.ports.catalog.reconciliation import JournaledLedger
 from logstore.ports.object_storage import OwnedStore
 from logstore.ports.pulsar_cluster import PulsarClusterAccess
@@ -31,18 +28,10 @@ _MAX_IDS_IN_MESSAGE: Final = 10
 
 
 class UndoClusterActivities:
-    def __init__(
-        self,
-        *,
-        reconciliation: ReconciliationRuns,
-        audit_log: AuditLogWriter,
-        identities: CatalogIdentity,
-        journal: ClusterJournal,
-        records: OwnedStore,
-        cluster: PulsarClusterAccess,
-    ) -> None:
-        self._runs, self._audit_log, self._identities = reconciliation, audit_log, identities
-        self._journal, self._copies, self._cluster = journal, JournalCopies(records), cluster
+    def __init__(self, *, catalog: Catalog, records: OwnedStore, cluster: PulsarClusterAccess) -> None:
+        self._runs, self._audit_log = catalog.reconciliation, catalog.audit_log
+        self._identities, self._journal = catalog.identities, catalog.cluster_journal
+        self._copies, self._cluster = JournalCopies(records), cluster
 
     @define_activity(name="pulsar.begin_undo")
     @send_heartbeats()

@@ -4,6 +4,7 @@ Orphaned copies, unreferenced ledgers and stalled deletions are filed for phase 
 intents. A step may run twice, even after a long time. Each decision is therefore stored before its first effect.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -21,19 +22,16 @@ from activities.reconciliation.inputs_and_results import (
     FiledPage,
     PlanStepInput,
 )
-from activities.reconciliation.page_decision_files import read_copy_answers, store_first_copy_answers
 from activities.reconciliation.recheck_page import (
     has_rows_to_file,
     inspect_copies,
     select_findings_to_file,
     select_single_objects,
 )
-from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import PreconditionFailed
-from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog.deletion import AuditCause
-from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.ports.catalog.reconciliation import FiledCopyRow, FindingsFilingRequest, RunKind
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_job_inputs_and_results import VerifyFindingsJob
@@ -41,6 +39,8 @@ from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import (
     RESULT,
     ApplyCounts,
+    Finding,
+    FindingFate,
     FindingKind,
     add_apply_counts,
     apply_counts,
@@ -51,6 +51,7 @@ from logstore.reconciliation.services.run_checks import (
     find_apply,
     require_all_findings,
     require_appliable_plan_and_epoch,
+    require_decisions_in_catalog,
     require_epoch,
 )
 from logstore.stop_checks import raise_if_stopped
@@ -62,13 +63,12 @@ class ApplyOrphansActivities:
     def __init__(
         self,
         *,
-        reconciliation: ReconciliationRuns,
-        identities: CatalogIdentity,
+        catalog: Catalog,
         inspector: OrphanInspector,
         objects: SingleObjectDeletion,
         bulk: BulkJobRunner,
     ) -> None:
-        self._runs, self._identities, self._inspector = reconciliation, identities, inspector
+        self._runs, self._identities, self._inspector = catalog.reconciliation, catalog.identities, inspector
         self._objects, self._bulk = objects, bulk
 
     @define_activity(name="reconciliation.begin_apply")
@@ -83,6 +83,7 @@ class ApplyOrphansActivities:
         plan, epoch = require_appliable_plan_and_epoch(self._runs, self._identities, request.run_id)
         earlier = find_apply(self._runs, request.run_id)
         if earlier is None or earlier.finished_us is None:  # a finished apply removes nothing more
+            require_decisions_in_catalog(earlier)
             plausibility_guards.check_orphan_share(plan.findings, plan.ledgers, request.max_orphan_share)
         self._inspector.require_own_buckets()
         pages = require_all_findings(self._open_published_findings(request.run_id), plan, request.run_id).pages
@@ -91,7 +92,6 @@ class ApplyOrphansActivities:
             "reason": request.reason,
             "plan": request.run_id,
             "pages": pages,
-            "folder": str(self._bulk.create_run_folder(request.run_id)),
         }
         claim = own_workflow_claim(RUN_CLAIM_S)
         run = self._runs.open_run(apply_run_id(request.run_id), RunKind.APPLY, claim=claim, summary=summary)
@@ -115,53 +115,51 @@ class ApplyOrphansActivities:
     def recheck_and_file_page(self, request: ApplyPageInput) -> FiledPage:
         """Check a page's findings again, in storage, then in the catalog. File intents for findings that remain true.
 
-        Idempotency: keyed by `batch_id`. The storage result is saved before intents are filed. A retry uses the saved
-            result, even if storage has changed.
+        Idempotency: keyed by `batch_id`. One transaction files the intents and stores a decision about each finding. A
+            retry returns the first result, even if storage has changed.
         Raises: PreconditionFailed, StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         require_epoch(self._runs, request.epoch, request.run_id)
+        require_decisions_in_catalog(find_apply(self._runs, request.run_id))
         self._inspector.require_own_buckets()
         findings = self._open_published_findings(request.run_id).read_page(request.page)
         objects = sum(map(is_single_object, findings.values()))
         if not has_rows_to_file(findings):
             return FiledPage(intents=0, detached=0, objects=objects)
-        folder = self._bulk.create_run_folder(request.run_id)
-        answers = read_copy_answers(folder, request.page)
-        if answers is None:
-            new_answers = inspect_copies(self._inspector, findings, request.before_us)
-            with effect("reconciliation.keep_looked"):
-                answers = store_first_copy_answers(folder, request.page, new_answers)
-        to_file = select_findings_to_file(findings, answers, request.batch_id)
-        filing_request = FindingsFilingRequest(
-            batch_id=to_file.batch_id,
-            orphans=to_file.orphans,
-            unreferenced=to_file.unreferenced,
-            stalled=to_file.stalled,
-            claim=batch_workflow_claim(request.batch_workflow_id),
-            cause=AuditCause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
-        )
-        filing = self._runs.file_findings(filing_request)
-        deletion_metrics.count_filed_intents(filing.detached.filed_counts)
-        reasons = {number: answer for number, answer in answers.items() if isinstance(answer, str)} | dict(filing.kept)
-        kept_findings = [finding_fates.kept_fate(number, reason) for number, reason in sorted(reasons.items())]
-        with effect("reconciliation.keep_copies"):
-            finding_fates.kept_copy_files(folder).write_page(request.page, kept_findings)
-        return FiledPage(intents=filing.detached.intents, detached=filing.detached.ledgers, objects=objects)
+        filed = self._runs.find_filed_batch(request.batch_id)
+        if filed is None:
+            answers = inspect_copies(self._inspector, findings, request.before_us)
+            to_file = select_findings_to_file(findings, answers, request.batch_id)
+            filing_request = FindingsFilingRequest(
+                batch_id=to_file.batch_id,
+                orphans=to_file.orphans,
+                unreferenced=to_file.unreferenced,
+                stalled=to_file.stalled,
+                run_id=apply_run_id(request.run_id),
+                page=request.page,
+                kept={number: answer for number, answer in answers.items() if isinstance(answer, str)},
+                claim=batch_workflow_claim(request.batch_workflow_id),
+                cause=AuditCause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
+            )
+            filed = self._runs.file_findings(filing_request)
+            deletion_metrics.count_filed_intents(filed.filed_counts)
+        return FiledPage(intents=filed.intents, detached=filed.ledgers, objects=objects)
 
     @define_activity(name="reconciliation.delete_objects")
     def recheck_and_delete_objects(self, request: ApplyPageInput) -> int:
         """Delete the page's single objects and uploads that are still orphans. Return the number of deletions.
 
-        Idempotency: the decision is stored before the first deletion, and an absent object counts as deleted. The
-            decision stays right: no writer can register an orphaned segment any more, and an upload whose uuid has no
-            row does not continue.
+        Idempotency: the decision is stored before the first deletion, in the transaction that passes over segments. All
+            attempts use the first decision, and an absent object counts as deleted. The decision stays right: no writer
+            can register an orphaned segment any more, and an upload whose uuid has no row does not continue.
         Heartbeat: (findings checked, objects deleted), after each finding and while waiting for storage.
         Raises: StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         require_epoch(self._runs, request.epoch, request.run_id)  # another epoch may reuse a segment number
+        require_decisions_in_catalog(find_apply(self._runs, request.run_id))
         return self._objects.delete_page_objects(
             select_single_objects(self._open_published_findings(request.run_id).read_page(request.page)),
-            folder=self._bulk.create_run_folder(request.run_id),
+            run_id=apply_run_id(request.run_id),
             page=request.page,
             before_us=request.before_us,
             cause=own_workflow_cause(request.actor, request.reason),
@@ -173,24 +171,34 @@ class ApplyOrphansActivities:
     def record_page_fates(self, request: ApplyPageInput) -> ApplyCounts:
         """Store the fate of each finding of the page, and count the fates.
 
-        Idempotency: a repeated call replaces the page's file of fates, with the present outcomes of the batch's rows.
-        Raises: StoreUnavailable, CatalogBusy (retry).
+        Idempotency: a repeated call replaces the fates of filed findings by the present outcomes of the batch's rows.
+        Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        folder, findings = (
-            self._bulk.create_run_folder(request.run_id),
-            self._open_published_findings(request.run_id).read_page(request.page),
-        )
+        run_id = apply_run_id(request.run_id)
+        require_decisions_in_catalog(find_apply(self._runs, request.run_id))
+        findings = self._open_published_findings(request.run_id).read_page(request.page)
+        decisions = self._runs.read_fates(run_id, request.page)
+        filed_findings = {
+            number: findings[number]
+            for number, fate in decisions.items()
+            if not is_single_object(findings[number]) and (fate is None or fate.fate is not FindingFate.KEPT)
+        }
         rows: list[FiledCopyRow] = []
         while next_rows := self._runs.list_filed_copies(
             request.batch_id, after=rows[-1].row_id if rows else 0, limit=_ROWS_PER_READ
         ):
             raise_if_stopped()
             rows += next_rows
-        fates = finding_fates.join_fates(
-            findings, rows, filed_row_count=request.intents, folder=folder, page=request.page
-        )
-        with effect("reconciliation.put_fates"):
-            finding_fates.page_fate_files(folder).write_page(request.page, list(fates.values()))
+        fates = finding_fates.derive_fates_from_rows(filed_findings, rows, filed_row_count=request.intents)
+        self._runs.store_fates(run_id, request.page, fates)
+        return self._count_page(request.run_id, request.page, findings)
+
+    def _count_page(self, run_id: str, page: int, findings: Mapping[int, Finding]) -> ApplyCounts:
+        """Count the stored fates of a page. Raise `PreconditionFailed` if a removable finding of the page has none."""
+        stored = self._runs.read_fates(apply_run_id(run_id), page)
+        fates = {number: fate for number, fate in stored.items() if fate is not None}
+        if any(finding.kind.is_removable and number not in fates for number, finding in findings.items()):
+            raise PreconditionFailed(f"apply of {run_id}: expected page {page} to be applied, found none; plan again")
         return finding_fates.count_fates(findings, fates)
 
     @define_activity(name="reconciliation.conclude_apply")
@@ -198,21 +206,17 @@ class ApplyOrphansActivities:
     def conclude_apply(self, request: PlanStepInput) -> ApplyCounts:
         """Finish the run with the sum of the counts of all pages.
 
-        Idempotency: the result of the first call stays. Counts come from files, so work that ran twice is counted once.
+        Idempotency: the result of the first call stays. Counts come from rows, so work that ran twice is counted once.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         run = self._runs.get_run(apply_run_id(request.run_id))
         if run.finished_us is None:
+            require_decisions_in_catalog(run)
             files = self._open_published_findings(request.run_id)
-            fate_files = finding_fates.page_fate_files(self._bulk.create_run_folder(request.run_id))
             total = ApplyCounts()
             for page in range(files.pages):
                 raise_if_stopped()
-                fates = fate_files.read_page(page)
-                if fates is None:
-                    problem = f"expected page {page} to be applied, found none"
-                    raise PreconditionFailed(f"apply of {request.run_id}: {problem}")
-                total = add_apply_counts(total, finding_fates.count_fates(files.read_page(page), fates))
+                total = add_apply_counts(total, self._count_page(request.run_id, page, files.read_page(page)))
             self._runs.close_run(run.run_id, {**run.summary, RESULT: asdict(total)})
             run = self._runs.get_run(run.run_id)
         return apply_counts(run.summary)

@@ -3,10 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from activities.reconciliation.finding_fates import count_fates, kept_fate
-from activities.reconciliation.page_decision_files import read_copy_answers, read_keep_reasons
 from activities.reconciliation.recheck_page import (
     has_rows_to_file,
     inspect_copies,
@@ -14,18 +12,24 @@ from activities.reconciliation.recheck_page import (
     select_findings_to_file,
     select_single_objects,
 )
-from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
-from logstore.ports.catalog.identity import CatalogIdentity
+from logstore.catalog.sql_catalog import Catalog
 from logstore.ports.catalog.reconciliation import OrphanCopy
 from logstore.positions import LedgerId
-from logstore.reconciliation.finding_files import FateOfFinding
-from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, add_apply_counts, apply_batch_id
+from logstore.reconciliation.findings import (
+    ApplyCounts,
+    FateOfFinding,
+    Finding,
+    FindingFate,
+    add_apply_counts,
+    apply_batch_id,
+)
 from logstore.reconciliation.services.orphan_inspection import OrphanInspector
 from logstore.reconciliation.services.run_checks import (
     find_apply,
     open_finding_files,
     require_all_findings,
     require_appliable_plan_and_epoch,
+    require_decisions_in_catalog,
 )
 
 
@@ -38,15 +42,13 @@ class ApplyPreviewResult:
 class ApplyPreview:
     """Preview of an apply, without locks and writes. A bucket without a marker is refused, not marked."""
 
-    def __init__(
-        self, *, reconciliation: ReconciliationRuns, identities: CatalogIdentity, inspector: OrphanInspector
-    ) -> None:
-        self._runs, self._identities, self._inspector = reconciliation, identities, inspector
+    def __init__(self, *, catalog: Catalog, inspector: OrphanInspector) -> None:
+        self._runs, self._identities, self._inspector = catalog.reconciliation, catalog.identities, inspector
 
     def preview_apply(
         self, run_id: str, on_progress: Callable[[int, int], None] = lambda _done, _pages: None
     ) -> ApplyPreviewResult:
-        """Check every page as an apply does. If an apply of the plan is unfinished, use its saved decisions.
+        """Check every page as an apply does. If an apply of the plan is unfinished, use its stored decisions.
 
         Before each page, `on_progress` gets the number of checked pages and the number of all pages.
 
@@ -57,7 +59,7 @@ class ApplyPreview:
         plan, _ = require_appliable_plan_and_epoch(self._runs, self._identities, run_id)
         files = require_all_findings(open_finding_files(plan, run_id), plan, run_id)
         apply_run = find_apply(self._runs, run_id)
-        folder = None if apply_run is None else Path(apply_run.summary["folder"])
+        require_decisions_in_catalog(apply_run)
         self._inspector.require_own_buckets(may_mark=False)
         counts, sizes, passed_over = ApplyCounts(), Counter[str](), dict[LedgerId, int]()
         for page in range(files.pages):
@@ -65,12 +67,13 @@ class ApplyPreview:
             findings = {
                 number: finding for number, finding in files.read_page(page).items() if finding.kind.is_removable
             }
-            copies = read_copy_answers(folder, page) if folder else None
-            if copies is None:
-                copies = inspect_copies(self._inspector, findings, plan.before_us)
+            decisions = self._runs.read_fates(apply_run.run_id, page) if apply_run else {}
+            undecided = {number: finding for number, finding in findings.items() if number not in decisions}
+            copies = inspect_copies(self._inspector, undecided, plan.before_us)
             reason_by_kept_number = {
-                **self._find_rows_to_keep(findings, copies, apply_batch_id(run_id, page)),
-                **self._find_objects_to_keep(findings, folder, page, plan.before_us, passed_over),
+                **{n: fate.reason for n, fate in decisions.items() if fate and fate.fate is FindingFate.KEPT},
+                **self._find_rows_to_keep(undecided, copies, apply_batch_id(run_id, page)),
+                **self._find_objects_to_keep(undecided, plan.before_us, passed_over),
             }
             fates = {
                 number: kept_fate(number, reason_by_kept_number[number])
@@ -95,16 +98,8 @@ class ApplyPreview:
         return {**by_storage, **self._runs.preview_filing(select_findings_to_file(findings, copies, batch_id))}
 
     def _find_objects_to_keep(
-        self,
-        findings: Mapping[int, Finding],
-        folder: Path | None,
-        page: int,
-        before_us: int,
-        passed_over: dict[LedgerId, int],
+        self, findings: Mapping[int, Finding], before_us: int, passed_over: dict[LedgerId, int]
     ) -> Mapping[int, str]:
-        decision = read_keep_reasons(folder, page) if folder else None
-        if decision is not None:
-            return decision
         answers = inspect_single_objects(self._inspector, select_single_objects(findings), before_us)
         if not answers.segments:
             return answers.kept

@@ -1,16 +1,10 @@
 """Deletion of single objects that nothing refers to: decision, deletion in pages, confirmation of each key."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from activities.deletion.deletion_pace import DeletionPace
 from activities.heartbeats import ClaimRenewingHeartbeats
-from activities.reconciliation import finding_fates
-from activities.reconciliation.page_decision_files import (
-    ReasonsToKeepObjects,
-    read_keep_reasons,
-    store_first_keep_reasons,
-)
+from activities.reconciliation.finding_fates import kept_fate
 from activities.reconciliation.recheck_page import inspect_single_objects
 from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
 from logstore.deletion import intents
@@ -20,8 +14,7 @@ from logstore.errors import StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ports.catalog.deletion import AuditCause
 from logstore.ports.object_storage import ObjectStore
-from logstore.reconciliation.finding_files import FateOfFinding
-from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
+from logstore.reconciliation.findings import FateOfFinding, Finding, FindingFate, FindingKind
 from logstore.reconciliation.services.orphan_inspection import ENDED_UPLOAD, OrphanInspector
 
 
@@ -29,13 +22,13 @@ class SingleObjectDeletion:
     """Deletion of a page's single objects. The catalog first ensures that no writer will register deleted segments."""
 
     def __init__(self, *, reconciliation: ReconciliationRuns, inspector: OrphanInspector, objects: ObjectStore) -> None:
-        self._catalog, self._inspector, self._objects = reconciliation, inspector, objects
+        self._runs, self._inspector, self._objects = reconciliation, inspector, objects
 
     def delete_page_objects(
         self,
         findings: Mapping[int, Finding],
         *,
-        folder: Path,
+        run_id: str,
         page: int,
         before_us: int,
         cause: AuditCause,
@@ -43,32 +36,25 @@ class SingleObjectDeletion:
     ) -> int:
         """Delete objects that are still orphans, and store the fates. Return the number of confirmed deletions.
 
-        Raise `StoreUnavailable` if storage gave no answer about an object. A retry deletes the same objects again.
+        `run_id` is the run of the apply. Raise `StoreUnavailable` if storage gave no answer about an object. A retry
+        deletes the same objects again, except those whose deletion is stored.
         """
         with ClaimRenewingHeartbeats(lambda: None) as heartbeats:
             self._inspector.require_own_buckets()
-            reason_by_kept_number = read_keep_reasons(folder, page)
-            if reason_by_kept_number is None:
-                decision = self._pass_over_segments_and_decide(findings, before_us, cause, heartbeats)
-                with effect("reconciliation.decide_objects"):
-                    reason_by_kept_number = store_first_keep_reasons(folder, page, decision)
-            to_delete = {number: finding for number, finding in findings.items() if number not in reason_by_kept_number}
+            fates = self._runs.read_fates(run_id, page)
+            if not findings.keys() <= fates.keys():
+                answers = inspect_single_objects(self._inspector, findings, before_us, heartbeats.count_examined)
+                fates = self._runs.decide_single_objects(run_id, page, answers, cause=cause)
+            earlier = {number: fate for number in findings if (fate := fates[number]) is not None}
+            to_delete = {
+                number: finding
+                for number, finding in findings.items()
+                if number not in earlier or earlier[number].fate is FindingFate.FAILED
+            }
             applied = self._delete_segments(to_delete, objects_per_s, heartbeats)
             applied |= self._abort_uploads(to_delete, before_us, heartbeats)
-            kept_findings = [
-                finding_fates.kept_fate(number, reason) for number, reason in sorted(reason_by_kept_number.items())
-            ]
-            with effect("reconciliation.keep_objects"):
-                finding_fates.single_object_fate_files(folder).write_page(page, [*kept_findings, *applied.values()])
-        return sum(result.fate is FindingFate.DELETED for result in applied.values())
-
-    def _pass_over_segments_and_decide(
-        self, findings: Mapping[int, Finding], before_us: int, cause: AuditCause, heartbeats: ClaimRenewingHeartbeats
-    ) -> ReasonsToKeepObjects:
-        answers = inspect_single_objects(self._inspector, findings, before_us, heartbeats.count_examined)
-        if not answers.segments:
-            return answers.kept
-        return {**answers.kept, **self._catalog.pass_over_segments(answers.segments, cause=cause)}
+            self._runs.store_fates(run_id, page, applied.values())
+        return sum(result.fate is FindingFate.DELETED for result in (earlier | applied).values())
 
     def _delete_segments(
         self, to_delete: Mapping[int, Finding], objects_per_s: float, heartbeats: ClaimRenewingHeartbeats
@@ -116,7 +102,7 @@ class SingleObjectDeletion:
             if answer == ENDED_UPLOAD:
                 applied[number] = _deleted_fate(number, finding, objects=0)
             elif isinstance(answer, str):
-                applied[number] = finding_fates.kept_fate(number, answer)
+                applied[number] = kept_fate(number, answer)
             else:
                 applied[number] = _failed_fate(number, "parts of the upload are left")
         return applied

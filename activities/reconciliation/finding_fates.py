@@ -1,8 +1,4 @@
-"""Fates of a page's findings, in files of three folders. Each file is replaced atomically.
-
-The folder `kept` has fates of copies without an intent. The folder `objects` has fates of single objects. The folder
-`fates` has the fates of all findings: from these two folders, and from the rows of the batch.
-"""
+"""Fates of a page's findings: how an apply derives and counts them."""
 
 import re
 from collections import defaultdict
@@ -12,12 +8,15 @@ from typing import Final
 
 from logstore.deletion.intents import Outcome
 from logstore.ports.catalog.reconciliation import FiledCopyRow
-from logstore.reconciliation.finding_files import FateFiles, FateOfFinding
-from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, FindingKind, limit_samples
-from logstore.reconciliation.services.orphan_inspection import is_single_object
-
-NOT_FILED: Final = "nothing was filed for it"
-"""Reason for a finding that the apply did not reach, because an earlier step failed."""
+from logstore.reconciliation.finding_files import FateFiles
+from logstore.reconciliation.findings import (
+    ApplyCounts,
+    FateOfFinding,
+    Finding,
+    FindingFate,
+    FindingKind,
+    limit_samples,
+)
 
 GONE: Final = "it does not exist any more"
 """Reason for a finding of a Pulsar cluster that somebody else has removed since the plan."""
@@ -37,52 +36,27 @@ def deleted_fate(number: int, finding: Finding) -> FateOfFinding:
     )
 
 
-def kept_copy_files(folder: Path) -> FateFiles:
-    return FateFiles(folder / "kept")
-
-
-def single_object_fate_files(folder: Path) -> FateFiles:
-    return FateFiles(folder / "objects")
-
-
 def page_fate_files(folder: Path) -> FateFiles:
+    """Return the files of fates of an apply in a Pulsar cluster, or in the own store by an earlier build."""
     return FateFiles(folder / "fates")
 
 
-def join_fates(
-    findings: Mapping[int, Finding],
-    filed_rows: Sequence[FiledCopyRow],
-    *,
-    filed_row_count: int,
-    folder: Path,
-    page: int,
-) -> dict[int, FateOfFinding]:
-    """Return the fate of each removable finding of a page, ascending by number.
+def derive_fates_from_rows(
+    filed_findings: Mapping[int, Finding], filed_rows: Sequence[FiledCopyRow], *, filed_row_count: int
+) -> list[FateOfFinding]:
+    """Return the fate of each finding that was filed.
 
-    `filed_row_count` is the number of rows that were filed. `filed_rows` may lack rows that a sweep took over. If a
-    finding has a filed row and also a reason to keep it, the row counts: a late attempt may have stored the reason
-    after the deletion. If a finding has neither, a sweep has taken over the finding's row.
+    `filed_row_count` is the number of rows that were filed for the page. `filed_rows` may lack rows that a sweep took
+    over. If a finding has no row, a sweep has taken over the finding's row.
     """
-    kept_copies, object_fates = (
-        kept_copy_files(folder).read_page(page),
-        single_object_fate_files(folder).read_page(page) or {},
-    )
-    rows_by_finding, is_complete = _group_rows_by_finding(findings, filed_rows), len(filed_rows) >= filed_row_count
-    applied: dict[int, FateOfFinding] = {}
-    for number, finding in sorted(findings.items()):
-        not_filed = kept_fate(number, NOT_FILED)
-        if not finding.kind.is_removable:
-            continue
-        if is_single_object(finding):
-            applied[number] = object_fates.get(number, not_filed)
-        elif number in rows_by_finding:
-            applied[number] = _fate_from_rows(number, finding, rows_by_finding[number], is_complete=is_complete)
-        elif kept_copies is None:
-            applied[number] = not_filed
-        else:
-            taken_over = FateOfFinding(number=number, fate=FindingFate.STARTED, reason=_TAKEN_OVER)
-            applied[number] = kept_copies.get(number, taken_over)
-    return applied
+    rows_by_finding = _group_rows_by_finding(filed_findings, filed_rows)
+    is_complete = len(filed_rows) >= filed_row_count
+    return [
+        _fate_from_rows(number, finding, rows_by_finding[number], is_complete=is_complete)
+        if number in rows_by_finding
+        else FateOfFinding(number=number, fate=FindingFate.STARTED, reason=_TAKEN_OVER)
+        for number, finding in filed_findings.items()
+    ]
 
 
 def _group_rows_by_finding(

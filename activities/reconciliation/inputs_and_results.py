@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 
 from logstore.reconciliation.bulk_job_inputs_and_results import SCRUB_RATE
 from logstore.reconciliation.findings import ApplyCounts, PlanOrScrubResult
+from logstore.subjects import HasBatch, HasPageOfRun, HasRun, HasSubject, HasTopics, Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginPlanInput:
+class BeginPlanInput(HasRun):
     run_id: str
     actor: str
     reason: str = ""
@@ -22,10 +23,13 @@ class EarlierPlanResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BulkJobInput:
+class BulkJobInput(HasSubject):
     run_id: str
     job: str  # name of the bulk job
     master: str = ""  # the Spark cluster; empty: the cluster of the settings
+
+    def subject(self) -> Subject:
+        return Subject(parts=(self.job,), run_id=self.run_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +38,12 @@ class BulkJobResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanStepInput:
+class PlanStepInput(HasRun):
     run_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginApplyInput:
+class BeginApplyInput(HasRun):
     run_id: str  # of the plan
     actor: str
     reason: str = ""
@@ -56,7 +60,7 @@ class ApplyScope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyPageInput:
+class ApplyPageInput(HasPageOfRun, HasBatch):
     run_id: str  # of the plan
     page: int
     before_us: int  # the plan's cut-off
@@ -77,7 +81,7 @@ class FiledPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginScrubInput:
+class BeginScrubInput(HasTopics, HasRun):
     run_id: str  # of a new run
     actor: str
     reason: str = ""
@@ -90,14 +94,14 @@ class ScrubRunId:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CutScrubInput:
+class CutScrubInput(HasRun):
     run_id: str
     master: str = ""  # the Spark cluster; empty: the cluster of the settings
     bytes_per_s: int = SCRUB_RATE  # a page is some minutes at this rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScrubPageInput:
+class ScrubPageInput(HasPageOfRun):
     run_id: str
     page: int  # 0 or more
     bytes_per_s: int  # 1 or more
@@ -113,5 +117,5 @@ class ScrubCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConcludeScrubInput:
+class ConcludeScrubInput(HasRun):
     run_id: str

@@ -13,10 +13,9 @@ from activities.reconciliation.inputs_and_results import (
     PlanStepInput,
 )
 from activities.reconciliation.plan_runs import PlanRuns, describe_left_out, find_result
-from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import InvalidInput
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_job_inputs_and_results import (
@@ -45,19 +44,17 @@ class PlanOrphansActivities:
     def __init__(
         self,
         *,
-        reconciliation: ReconciliationRuns,
-        identities: CatalogIdentity,
+        catalog: Catalog,
         inspector: OrphanInspector,
         bulk: BulkJobRunner,
         store_now_us: Callable[[], int],
         finished_retention_s: float,
     ) -> None:
-        self._runs, self._identities, self._inspector = reconciliation, identities, inspector
+        self._runs, self._identities, self._inspector = catalog.reconciliation, catalog.identities, inspector
         self._store_now_us = store_now_us
         self._plans = PlanRuns(
             RunKind.PLAN,
-            reconciliation=reconciliation,
-            identities=identities,
+            catalog=catalog,
             bulk=bulk,
             finished_retention_s=finished_retention_s,
             findings_counter="sexton_reconciliation_findings_total",

@@ -13,10 +13,9 @@ from temporalio import activity
 from activities.bulk_jobs import RUN_CLAIM_S, OwnedBulkOutput, run_bulk_job
 from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.reconciliation.inputs_and_results import BulkJobInput, BulkJobResult
-from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import UnknownObject
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 from logstore.reconciliation.bulk_job_inputs_and_results import LEFT_OUT, BulkJob, BulkJobSummary
 from logstore.reconciliation.findings import RESULT, PlanOrScrubResult, plan_result
@@ -32,15 +31,14 @@ class PlanRuns:
         self,
         kind: RunKind,
         *,
-        reconciliation: ReconciliationRuns,
-        identities: CatalogIdentity,
+        catalog: Catalog,
         bulk: BulkJobRunner,
         finished_retention_s: float,
         findings_counter: str,
     ) -> None:
-        self._kind, self._runs, self._identities, self._bulk = kind, reconciliation, identities, bulk
+        self._kind, self._runs, self._identities, self._bulk = kind, catalog.reconciliation, catalog.identities, bulk
         self._retention_s, self._findings_counter = finished_retention_s, findings_counter
-        self.output = OwnedBulkOutput(bulk=bulk, identities=identities)
+        self.output = OwnedBulkOutput(bulk=bulk, identities=catalog.identities)
 
     def open_run_and_forget_old_runs(
         self, run_id: str, make_initial_values: Callable[[], Mapping[str, Any]]

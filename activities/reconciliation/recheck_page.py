@@ -3,11 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from logstore.ports.catalog.reconciliation import FindingsToFile, OrphanCopy
+from logstore.ports.catalog.reconciliation import FindingsToFile, OrphanCopy, SingleObjectAnswers
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.services.orphan_inspection import ABSENT, OrphanInspector, is_copy, is_single_object
@@ -16,14 +15,6 @@ from logstore.stop_checks import raise_if_stopped
 _PARALLEL_COPIES: Final = 8
 _ROW_KINDS: Final = frozenset({FindingKind.UNREFERENCED_LEDGER, FindingKind.STALLED_DELETION})
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class SingleObjectAnswers:
-    """Answers of storage about the single objects of a page, by number of the finding."""
-
-    segments: Mapping[int, tuple[LedgerId, int]]  # orphaned segments
-    kept: Mapping[int, str]  # reasons to keep objects; uploads that may be aborted are in neither mapping
 
 
 def has_rows_to_file(page: Mapping[int, Finding]) -> bool:
@@ -56,7 +47,7 @@ def inspect_single_objects(
     proceed: Callable[[], None] = raise_if_stopped,
 ) -> SingleObjectAnswers:
     """Inspect segments and uploads in storage, one by one. `proceed` is called before each segment and upload."""
-    segments, reason_by_number = dict[int, tuple[LedgerId, int]](), dict[int, str]()
+    segments, uploads, reason_by_number = dict[int, tuple[LedgerId, int]](), set[int](), dict[int, str]()
     for number, finding in objects.items():
         proceed()
         if finding.kind is FindingKind.ORPHAN_SEGMENT:
@@ -67,9 +58,11 @@ def inspect_single_objects(
                 segments[number] = segment
         elif isinstance(reason := inspector.inspect_upload(finding, before_us=before_us), str):
             reason_by_number[number] = reason
+        else:
+            uploads.add(number)
     if ABSENT.intersection(reason_by_number.values()):
         inspector.require_own_buckets(may_mark=False)  # absence counts only if the buckets are still the catalog's
-    return SingleObjectAnswers(segments, reason_by_number)
+    return SingleObjectAnswers(segments=segments, uploads=frozenset(uploads), kept=reason_by_number)
 
 
 def select_findings_to_file(

@@ -25,11 +25,10 @@ from activities.reconciliation.inputs_and_results import (
 )
 from activities.reconciliation.plan_runs import describe_left_out
 from logstore.atomic_files import replace_atomically
-from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import CorruptData
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     BulkJobSummary,
@@ -50,13 +49,13 @@ class ScrubLedgersActivities:
     def __init__(
         self,
         *,
-        reconciliation: ReconciliationRuns,
-        identities: CatalogIdentity,
+        catalog: Catalog,
         inspector: OrphanInspector,
         bulk: BulkJobRunner,
     ) -> None:
-        self._runs, self._identities, self._inspector, self._bulk = reconciliation, identities, inspector, bulk
-        self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
+        self._runs, self._identities = catalog.reconciliation, catalog.identities
+        self._inspector, self._bulk = inspector, bulk
+        self._output = OwnedBulkOutput(bulk=bulk, identities=catalog.identities)
 
     @define_activity(name="reconciliation.begin_scrub")
     @send_heartbeats()

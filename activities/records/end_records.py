@@ -15,11 +15,7 @@ from activities.records.inputs_and_results import (
     EndRecordsPageResult,
     EndRecordsStart,
 )
-from logstore.catalog.deletion.phase_one import PhaseOne
-from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
-from logstore.catalog.log.message_ledgers import MessageLedgers
-from logstore.catalog.log.topics import Topics
-from logstore.catalog.records.outbox import RecordOutbox
+from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import CatalogAdopting, CorruptData, StaleCatalog, UnknownObject
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog.log import Ledger, Topic, TopicState
@@ -45,20 +41,10 @@ class _PageProgress:
 
 
 class EndRecordsActivities:
-    def __init__(
-        self,
-        *,
-        topics: Topics,
-        ledgers: MessageLedgers,
-        phase_one: PhaseOne,
-        deletions: PhaseTwoQueue,
-        records: RecordOutbox,
-        functions: RecordFunctionRegistry,
-        clock: Clock | None = None,
-    ) -> None:
-        self._topics, self._ledgers = topics, ledgers
-        self._phase_one, self._deletions = phase_one, deletions
-        self._records, self._functions, self._clock = records, functions, clock or Clock()
+    def __init__(self, *, catalog: Catalog, functions: RecordFunctionRegistry, clock: Clock | None = None) -> None:
+        self._topics, self._ledgers = catalog.topics, catalog.ledgers
+        self._phase_one, self._deletions = catalog.phase_one, catalog.deletions
+        self._records, self._functions, self._clock = catalog.records, functions, clock or Clock()
 
     @define_activity(name="records.begin_ending")
     @send_heartbeats()

@@ -11,10 +11,11 @@ from activities.heartbeats import define_activity, raise_if_cancelled, send_hear
 from logstore.records.job_results import FollowedRecords
 from logstore.records.services.replica_follower import ReplicaFollower
 from logstore.stop_checks import raise_if_stopped
+from logstore.subjects import HasWatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowInput:
+class FollowInput(HasWatch):
     seed: bool = False  # empty the database first, and apply everything
     watch_s: float = 0.0  # seconds for which to look for changes; 0: apply once
 

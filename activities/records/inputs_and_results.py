@@ -3,23 +3,24 @@
 from dataclasses import dataclass, field
 
 from logstore.records.job_results import SelectionPageStart
+from logstore.subjects import HasBatch, HasEligibleAge, HasFunction, HasLedgers, HasRun, HasSubject, HasTopic, HasWatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlushInput:
+class FlushInput(HasWatch):
     watch_s: float = 0.0  # seconds for which to look for changes; 0: flush all changes once, including cursors
     actor: str = ""
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DefragmentInput:
+class DefragmentInput(HasSubject):
     actor: str = ""
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RaidInput:
+class RaidInput(HasEligibleAge, HasRun):
     run_id: str
     eligible_age_s: float | None = None  # None: age in the workers' settings
     actor: str = ""
@@ -27,13 +28,13 @@ class RaidInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShipToReplicasInput:
+class ShipToReplicasInput(HasSubject):
     actor: str = ""
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckEndRecordsInput:
+class CheckEndRecordsInput(HasFunction, HasTopic):
     function: str
     topic_id: int = 0  # 0: all topics
     topic: str = ""  # encoded name, which must be the name of `topic_id`
@@ -48,7 +49,7 @@ class EndRecordsStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndRecordsPageInput:
+class EndRecordsPageInput(HasFunction, HasBatch):
     function: str
     topic_id: int  # 0: all topics
     after: SelectionPageStart
@@ -64,7 +65,7 @@ class EndRecordsPageInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndRecordsPageResult:
+class EndRecordsPageResult(HasLedgers):
     records: int = 0  # closed ledgers for which the function was called
     ended: int = 0  # detached ledgers; in a dry run: ledgers that would be detached
     kept: int = 0  # ledgers that the function selected but that stay
@@ -74,7 +75,7 @@ class EndRecordsPageResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildStepInput:
+class RebuildStepInput(HasSubject):
     rebuild: str  # id of the rebuild
     skip_unreadable: bool = False  # skip and name unreadable blocks, except blocks that hide messages
     master: str = ""  # Spark cluster; empty: cluster of the settings
@@ -99,7 +100,7 @@ class RebuiltRecordCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareShardsInput:
+class CompareShardsInput(HasSubject):
     first: int  # inclusive
     end: int  # exclusive
     is_growing: bool = False  # whether the old catalog may still append

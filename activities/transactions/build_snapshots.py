@@ -10,21 +10,16 @@ from activities.topic_build_steps import (
     TopicBuildSteps,
     TopicBuildSummary,
 )
-from logstore.catalog.reconciliation.reconciliation_runs import ReconciliationRuns
+from logstore.catalog.sql_catalog import Catalog
 from logstore.ports.bulk_jobs import BulkJobRunner
-from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.ports.catalog.reconciliation import RunKind
 from logstore.transactions.buffer_serialization import BufferFiles, BuildTransactionBuffersJob
 from logstore.transactions.services.buffer_snapshots import BufferSnapshots
 
 
 class TransactionSnapshotBuildActivities(TopicBuildSteps):
-    def __init__(
-        self, *, runs: ReconciliationRuns, identities: CatalogIdentity, bulk: BulkJobRunner, snapshots: BufferSnapshots
-    ) -> None:
-        super().__init__(
-            kind=RunKind.SNAPSHOTS, job=BuildTransactionBuffersJob.name, runs=runs, identities=identities, bulk=bulk
-        )
+    def __init__(self, *, catalog: Catalog, bulk: BulkJobRunner, snapshots: BufferSnapshots) -> None:
+        super().__init__(kind=RunKind.SNAPSHOTS, job=BuildTransactionBuffersJob.name, catalog=catalog, bulk=bulk)
         self._snapshots = snapshots
 
     @define_activity(name="transactions.begin_build")

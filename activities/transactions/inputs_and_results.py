@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from logstore.subjects import HasCoordinator, HasRowLimit, HasTransaction
 from logstore.transactions.transaction_ids_and_states import OwedParticipant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainInput:
+class DrainInput(HasCoordinator):
     tc_id: int
     linger_s: float = 1.0  # time without work after which the drain returns
     most_s: float = 30.0  # time after which the drain returns, even if there is more work
@@ -22,7 +23,7 @@ class DrainResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BroadcastInput:
+class BroadcastInput(HasTransaction):
     txn: str  # tc:sequence
     wait_s: float = 0.0  # pause of the workflow after this call, added to the claim
 
@@ -36,10 +37,10 @@ class BroadcastState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BusyCoordinatorsInput:
+class BusyCoordinatorsInput(HasRowLimit):
     limit: int = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveOldTransactionsInput:
+class RemoveOldTransactionsInput(HasRowLimit):
     limit: int = 1_000

@@ -1,4 +1,4 @@
-"""Acquisition and release of one worker's bundles.
+"""Acquisition and release of one worker's bundles, and the rules by which a worker takes or leaves a free bundle.
 
 A worker acquires a bundle in three steps: it creates the owner node, raises the fence, and reads the owner node again.
 The worker gets a lease only if the owner node still belongs to the worker's session. Once the fence is raised, the
@@ -17,17 +17,16 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from infra.coordination.bundle_takeover_rules import BundleTakeoverRules, FenceChecker, TakeoverTimes
 from infra.coordination.ownership_nodes import WorkerOwnershipNodes, worker_id_taken_error
 from infra.coordination.zookeeper_session import SessionState
 from logstore.catalog.ownership.fences import Fences
 from logstore.errors import OutcomeUnknown, RetryableError, SextonError
 from logstore.ownership import (
-    BundleAcquisition,
     BundleId,
     Lease,
     OwnershipView,
@@ -35,8 +34,63 @@ from logstore.ownership import (
     ReownDecision,
     WorkerLoad,
     bundles_to_shed,
+    bundles_to_take,
     decide_reown,
+    rank_workers,
 )
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeoverTimes:
+    takeover_grace_s: float = 1.0  # wait of each worker in a bundle's ranking for the worker before it
+    rest_s: float = 10.0  # after a worker has lost a bundle, until the worker may take the bundle again
+    fence_check_interval_s: float = 5.0  # between two checks of the fences
+
+
+class BundleTakeoverRules:
+    """Bundles that this worker leaves to other workers for now, and bundles that it must not release yet.
+
+    In each method, `now` is the time of the monotonic clock in seconds.
+    """
+
+    def __init__(self, worker_id: str, times: TakeoverTimes) -> None:
+        self._worker_id, self._times = worker_id, times
+        self._free_since: dict[BundleId, float] = {}
+        self._left_until: dict[BundleId, float] = {}
+        self._reserved_until: dict[BundleId, float] = {}
+
+    @property
+    def reserved(self) -> frozenset[BundleId]:
+        """Bundles that this worker must not release yet, although another worker ranks first for them."""
+        return frozenset(self._reserved_until)
+
+    def leave_to_others(self, bundles: Iterable[BundleId], now: float) -> None:
+        self._left_until |= dict.fromkeys(bundles, now + self._times.rest_s)
+
+    def leave_briefly(self, bundles: Iterable[BundleId], now: float) -> None:
+        """Leave each released bundle, for `takeover_grace_s`, to the worker that ranks first and takes it at once."""
+        self._left_until |= dict.fromkeys(bundles, now + self._times.takeover_grace_s)
+
+    def find_due_bundles(self, view: OwnershipView, now: float) -> set[BundleId]:
+        self._free_since = {bundle: self._free_since.get(bundle, now) for bundle in view.free_bundles}
+        self._left_until = {bundle: until for bundle, until in self._left_until.items() if until > now}
+        free_for_s = {bundle: now - since for bundle, since in self._free_since.items()}
+        due = bundles_to_take(
+            view, self._worker_id, free_for_s=free_for_s, takeover_grace_s=self._times.takeover_grace_s
+        )
+        return set(due) - self._left_until.keys()
+
+    def reserve(self, bundles: Iterable[BundleId], view: OwnershipView, now: float) -> None:
+        """Keep each of `bundles` for which another worker ranks first: do not release it for `rest_s` seconds.
+
+        Without a reservation, this worker would release the bundle at once. Source: apache/pulsar#14736.
+        """
+        self._reserved_until = {bundle: until for bundle, until in self._reserved_until.items() if until > now}
+        takers = {worker_id: view.workers[worker_id] for worker_id in view.available_workers}
+        taken_over = [bundle for bundle in bundles if rank_workers(bundle, takers)[:1] != [self._worker_id]]
+        self._reserved_until |= dict.fromkeys(taken_over, now + self._times.rest_s)
 
 
 class BundleListener(Protocol):
@@ -91,8 +145,6 @@ class OwnershipObserver:
         """Record that this worker will own no bundle any more. `failure` is `None` if the worker was asked to stop."""
 
 
-_log = logging.getLogger(__name__)
-
 # Within `_ATTEMPTS_RESET_S`, in one session. A higher number would be a sign of a loop (apache/pulsar#14736).
 _MAX_CREATES_PER_BUNDLE: Final = 5
 _ATTEMPTS_RESET_S: Final = 60.0  # a session may last for months and would reach a limit without a loop
@@ -114,15 +166,15 @@ class BundleHoldings:
         self._events = events or OwnershipObserver()
         self.bundle_count = fences.count_bundles()
         self.leases: Mapping[BundleId, Lease] = MappingProxyType({})
-        # Value: the acquisition in an earlier session, or None.
-        self._pending_bundles: dict[BundleId, BundleAcquisition | None] = {}
+        # Value: the earlier session in which the bundle was acquired, or None.
+        self._pending_bundles: dict[BundleId, int | None] = {}
         self._postponed: set[BundleId] = set()  # pending bundles whose listener failed at the last `reconcile`
         self._is_catalog_unreachable = False  # the last raise of fences failed
         self._worker_id_by_bundle: dict[BundleId, str] = {}  # bundle owners, as last read
         self._owner_change = -1  # change counter of the owner nodes at that time
         self._takeover = BundleTakeoverRules(worker_id, takeover)
         self._reset_attempts(session=0, waits=0)
-        self._fence_checker = FenceChecker(fences, interval_s=takeover.fence_check_interval_s)
+        self._fence_check_interval_s, self._fences_checked_at_s = takeover.fence_check_interval_s, time.monotonic()
         self._published_load: WorkerLoad | None = None
         self._is_registered = False  # the worker's node belongs to the present session
 
@@ -132,7 +184,7 @@ class BundleHoldings:
         return not self._is_catalog_unreachable and bool(self._pending_bundles.keys() - self._postponed)
 
     def on_session_expired(self, session: int) -> None:
-        self._pending_bundles |= {bundle: BundleAcquisition(session=session) for bundle in self.leases}
+        self._pending_bundles |= dict.fromkeys(self.leases, session)
         self._set_leases({})
 
     def begin_session(self, session: int, *, waits: int) -> None:
@@ -158,9 +210,7 @@ class BundleHoldings:
         removed = [bundle for bundle in self.leases if view.owners.get(bundle) != self._worker_id]
         self._unload_bundles(removed, UnloadReason.REMOVED)
         self._takeover.leave_to_others(removed, now)
-        self._unload_bundles(
-            self._fence_checker.find_overtaken_bundles_if_due(self.leases.values()), UnloadReason.OVERTAKEN
-        )
+        self._unload_bundles(self._find_overtaken_bundles_if_due(now), UnloadReason.OVERTAKEN)
         if self._check_catalog_reachable():
             due = self._takeover.find_due_bundles(view, now) - self.leases.keys()
             self._takeover.reserve(due, view, now)
@@ -173,6 +223,21 @@ class BundleHoldings:
         self._shed_surplus_bundles(nodes, view, now)
         self._register_and_publish_load(nodes, load)
         self._events.on_reconciled(len(self._pending_bundles))
+
+    def _find_overtaken_bundles_if_due(self, now: float) -> list[BundleId]:
+        """Return the bundles whose fence was raised after this worker acquired its lease.
+
+        The result is empty if no comparison is due yet, or if the catalog does not answer.
+        """
+        if not self.leases or now - self._fences_checked_at_s < self._fence_check_interval_s:
+            return []
+        self._fences_checked_at_s = now
+        try:
+            newest_leases = set(self._fences.list_newest_leases())
+        except RetryableError as error:
+            _log.info("fences are looked at again later: %s", error)
+            return []
+        return [lease.bundle for lease in self.leases.values() if lease not in newest_leases]
 
     def _register_and_publish_load(self, nodes: WorkerOwnershipNodes, load: float) -> None:
         worker_load = WorkerLoad(load=load, bundles=len(self.leases), room=not self._is_catalog_unreachable)
@@ -218,13 +283,17 @@ class BundleHoldings:
         node_by_bundle = nodes.read_owner_nodes(self._pending_bundles)
         session = self._attempts.session
         decision_by_bundle = {}
-        for bundle, acquired in self._pending_bundles.items():
+        for bundle, acquiring_session in self._pending_bundles.items():
             decision = decide_reown(
-                node_by_bundle.get(bundle), session=session, worker_id=self._worker_id, acquired=acquired
+                node_by_bundle.get(bundle),
+                session=session,
+                worker_id=self._worker_id,
+                acquiring_session=acquiring_session,
             )
             decision_by_bundle[bundle] = self._attempts.spend_attempt(bundle, decision)
         foreign = [bundle for bundle, decision in decision_by_bundle.items() if decision is ReownDecision.UNLOAD]
-        self._notify_unloaded([bundle for bundle in foreign if self._pending_bundles.pop(bundle)], UnloadReason.FOREIGN)
+        acquired_before = [bundle for bundle in foreign if self._pending_bundles.pop(bundle) is not None]
+        self._notify_unloaded(acquired_before, UnloadReason.FOREIGN)
         own = [bundle for bundle, node in node_by_bundle.items() if node.session == session]
         # No attempt is left for these bundles, so other workers may take them.
         exhausted = [bundle for bundle in own if decision_by_bundle[bundle] is ReownDecision.UNLOAD]

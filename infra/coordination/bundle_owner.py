@@ -1,4 +1,4 @@
-"""Thread that owns bundles for a worker, across the worker's sessions.
+"""Ownership of bundles by one worker: a thread that keeps it across sessions, or a single owner without ZooKeeper.
 
 - Session SUSPENDED: `BundleOwner` keeps its leases, but returns no lease until it has reconnected to the session.
 - Session EXPIRED: `BundleOwner` drops all leases. With `RECONNECT`, it opens a session and acquires the bundles again.
@@ -16,13 +16,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from infra.coordination.bundle_holdings import BundleHoldings, BundleListener, OwnershipObserver
-from infra.coordination.bundle_takeover_rules import TakeoverTimes
+from infra.coordination.bundle_holdings import BundleHoldings, BundleListener, OwnershipObserver, TakeoverTimes
 from infra.coordination.ownership_nodes import WorkerOwnershipNodes, worker_id_taken_error
 from infra.coordination.zookeeper_session import SessionState, ZooKeeperSession
 from logstore.catalog.ownership.fences import Fences
-from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError, StoreUnavailable
-from logstore.ownership import Lease, WorkerLoad, bundle_of_topic
+from logstore.errors import (
+    CatalogBusy,
+    NotOwner,
+    RetryableError,
+    ServiceFailed,
+    SessionLost,
+    SextonError,
+    StoreUnavailable,
+)
+from logstore.ownership import BundleId, Lease, WorkerLoad, bundle_of_topic
 from logstore.ports.bundle_owners import OtherBundleOwner
 from logstore.retrying_clock import Backoff
 from logstore.validated_names import TopicName
@@ -61,7 +68,8 @@ class BundleOwner:
     """Ownership of bundles by one worker. An instance is started once and stopped once.
 
     `load` returns the worker's current load, 0 or more. A worker with load 1 gets half as many bundles as an idle
-    worker. `failure` is the error that ended the ownership. The worker shuts down after this error.
+    worker. `failure` is the error that ended the ownership. The worker shuts down after this error. `stopping` is set
+    when the worker owns no bundle and can never own a bundle again.
     """
 
     def __init__(
@@ -106,6 +114,7 @@ class BundleOwner:
         self._thread.start()
 
     def stop(self) -> None:
+        """Release all bundles without delay."""
         self.stopping.set()
         self._messages.put(_SessionMessage())
         session = self._session
@@ -137,6 +146,7 @@ class BundleOwner:
         return OtherBundleOwner(worker_id=node.worker_id) if node and node.worker_id else None
 
     def leases(self) -> list[Lease]:
+        """Return the leases under which this worker may write now."""
         return [lease for _, lease in sorted(self._holdings.leases.items())] if self._is_connected else []
 
     @property
@@ -231,3 +241,64 @@ class BundleOwner:
         session, self._session, self._nodes = self._session, None, None
         if session:
             session.close()
+
+
+_MAX_RAISES: Final = 40  # each waits for seconds; together they outlast PostgreSQL's timeout of a paused transaction
+
+
+class SingleOwner:
+    """Ownership without ZooKeeper: a setting declares a single worker the bundle owner of all bundles.
+
+    The worker raises every fence when it starts. If a second worker is started by mistake, it raises all fences again,
+    and the catalog refuses writes under the first worker's leases.
+    """
+
+    def __init__(self, worker_id: str, fences: Fences, events: OwnershipObserver | None = None) -> None:
+        self._worker_id, self._fences, self._events = worker_id, fences, events or OwnershipObserver()
+        self._bundle_count = fences.count_bundles()
+        self._leases: dict[BundleId, Lease] = {}
+        self.stopping = threading.Event()
+        self.failure: SextonError | None = None  # always None: there is no session to lose
+
+    def start(self) -> None:
+        """Acquire all bundles.
+
+        Raises:
+            CatalogBusy: A write under an earlier lease does not end.
+        """
+        missing = [BundleId(bundle) for bundle in range(self._bundle_count)]
+        for _ in range(_MAX_RAISES):
+            with self._events.trace_acquisition(missing):
+                leases = {lease.bundle: lease for lease in self._fences.raise_fences(missing, self._worker_id)}
+                self._events.on_acquired(leases.values())
+            self._leases |= leases
+            missing = [bundle for bundle in missing if bundle not in self._leases]
+            if not missing or self.stopping.is_set():
+                break
+        if missing:
+            raise CatalogBusy(f"bundles {missing[:10]}: a write under an earlier lease does not end")
+        self._events.on_lease_count(len(self._leases))
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self._leases = {}
+        self._events.on_lease_count(0)
+
+    def find_owner(self, topic: TopicName, *, patience_s: float) -> Lease | None:
+        del patience_s  # the catalog has its own timeout
+        try:
+            lease = self.get_lease(topic)
+            self._fences.require_newest_lease(lease)
+        except NotOwner:
+            return None
+        return lease
+
+    def get_lease(self, topic: TopicName) -> Lease:
+        bundle = bundle_of_topic(topic, bundle_count=self._bundle_count)
+        lease = self._leases.get(bundle)
+        if lease is None:
+            raise NotOwner(bundle, expected=f"worker {self._worker_id} to own it", found="that it has stopped")
+        return lease
+
+    def leases(self) -> list[Lease]:
+        return [lease for _, lease in sorted(self._leases.items())]

@@ -1,6 +1,7 @@
-"""Nodes of sessions, workers and bundle owners in ZooKeeper.
+"""Nodes of sessions, workers and bundle owners in ZooKeeper, and of the catalog that the path serves.
 
 ```
+/catalog                 persistent: the catalog's id, which the catalog's first worker writes
 /sessions/{session id}   ephemeral: checked by each delete of an owner node of the session
 /workers/{worker id}     ephemeral: the worker's load, as JSON; one process per worker id
 /owners/{bundle name}    ephemeral: the worker that owns the bundle, as JSON
@@ -8,6 +9,8 @@
 
 A delete that compares only ZooKeeper's version number of an owner node could remove the node of a later bundle owner
 (apache/pulsar#295). Therefore each delete is a transaction that also checks the session node of the expected owner.
+
+If two catalogs used one path, bundles of one catalog would be assigned to workers of the other catalog.
 """
 
 import json
@@ -21,7 +24,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, Roll
 from kazoo.protocol.states import ZnodeStat
 
 from infra.coordination.zookeeper_session import ZooKeeperSession
-from logstore.errors import InvalidInput, WorkerIdTaken
+from logstore.errors import CatalogMismatch, InvalidInput, WorkerIdTaken
 from logstore.ownership import BundleId, BundleOwnerNode, WorkerLoad, bundle_name, parse_bundle_name
 
 SESSIONS: Final = "/sessions"
@@ -270,3 +273,53 @@ def _create_ephemeral(client: KazooClient, path: str, body: bytes, session: int)
 
 def _format_load(load: WorkerLoad) -> bytes:
     return json.dumps({"load": load.load, "bundles": load.bundles, "room": load.room}).encode()
+
+
+CATALOG: Final = "/catalog"
+
+
+def claim_path_for_catalog(session: ZooKeeperSession, catalog_id: str) -> None:
+    """Write the catalog's id to the path unless the path has an id. At most one catalog succeeds. Idempotent.
+
+    Raises:
+        CatalogMismatch: The path belongs to another catalog.
+    """
+
+    def write_id(client: KazooClient) -> str:
+        try:
+            client.create(CATALOG, catalog_id.encode())
+        except NodeExistsError:
+            session.protect_node(client, CATALOG)
+            return _read_catalog_id(client) or catalog_id  # a person has removed the id: the next session writes it
+        return catalog_id
+
+    _require_same_catalog(session, session.run_idempotent("claiming the path", write_id), catalog_id)
+
+
+def check_path_belongs_to_catalog(session: ZooKeeperSession, catalog_id: str) -> bool:
+    """Check, without writing, that no other catalog has the path. Return whether the path has this catalog's id.
+
+    Raises:
+        CatalogMismatch: The path belongs to another catalog.
+    """
+    stored_id = session.run_idempotent("reading whose the path is", _read_catalog_id)
+    if stored_id is not None:
+        _require_same_catalog(session, stored_id, catalog_id)
+    return stored_id is not None
+
+
+def _read_catalog_id(client: KazooClient) -> str | None:
+    try:
+        return str(client.get(CATALOG)[0], "utf-8", "replace")
+    except NoNodeError:
+        return None
+
+
+def _require_same_catalog(session: ZooKeeperSession, stored_id: str, catalog_id: str) -> None:
+    if stored_id != catalog_id:
+        raise CatalogMismatch(
+            f"zookeeper path {session.address}",
+            expected=f"that of catalog {catalog_id}",
+            found=f"that of catalog {stored_id}",
+            advice="give each catalog a path of its own: the setting `zookeeper`, as in host:2181/sexton",
+        )

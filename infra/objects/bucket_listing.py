@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from infra.objects.request_retries import RequestRetries
-from infra.objects.s3_responses import translate_s3_errors
+from infra.objects.s3_responses import RequestRetries
 from logstore.errors import StoreUnavailable, Unsupported
 from logstore.ports.object_storage import ObjectInfo
 from logstore.stop_checks import raise_if_stopped
@@ -61,22 +60,20 @@ class BucketListing:
             folders = {entry["Prefix"] for entry in page.get("CommonPrefixes", ())}
             objects = self._sort_objects(page)
             for name in (*folders, *(item.key for item in objects)):
-                self._require_direct_child(name, is_folder=name in folders)
+                is_folder = name in folders
+                relative_name = name.removeprefix(self._prefix).removesuffix("/" if is_folder else "")
+                if not name.startswith(self._prefix) or "/" in relative_name or (is_folder and not name.endswith("/")):
+                    raise StoreUnavailable(f"{self._operation}: the answer holds what is not directly there: {name!r}")
             yield from sorted(folders - previous_folders)  # a store may repeat the last folder of the previous page
             yield from objects
             previous_folders = folders
-
-    def _require_direct_child(self, name: str, *, is_folder: bool) -> None:
-        relative_name = name.removeprefix(self._prefix).removesuffix("/" if is_folder else "")
-        if not name.startswith(self._prefix) or "/" in relative_name or (is_folder and not name.endswith("/")):
-            raise StoreUnavailable(f"{self._operation}: the answer holds what is not directly there: {name!r}")
 
     def _read_pages(self) -> Iterator["ListObjectsV2OutputTypeDef"]:
         start_after = lower_start_after_for_path_order(self._start_after, self._prefix)
         if start_after:
             self._request["StartAfter"] = start_after
         while True:
-            page = self._retries.call(self._read_page_once)
+            page = self._retries.request(self._operation, self._read_page)
             yield page
             if not page["IsTruncated"]:
                 return
@@ -88,9 +85,8 @@ class BucketListing:
             self._request.pop("MaxKeys", None)
             self._request["ContinuationToken"] = token
 
-    def _read_page_once(self) -> "ListObjectsV2OutputTypeDef":
-        with translate_s3_errors(self._operation):
-            page = self._client.list_objects_v2(**self._request)
+    def _read_page(self) -> "ListObjectsV2OutputTypeDef":
+        page = self._client.list_objects_v2(**self._request)
         if "IsTruncated" not in page:
             raise StoreUnavailable(f"{self._operation}: expected a listing, found an answer without IsTruncated")
         return page

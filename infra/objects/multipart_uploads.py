@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from botocore.exceptions import ClientError
 
 from infra.objects.bucket_listing import to_microseconds
-from infra.objects.request_retries import RequestRetries
-from infra.objects.s3_responses import error_code, error_status, translate_s3_errors
+from infra.objects.s3_responses import RequestRetries, error_code, error_status, translate_s3_errors
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable
 from logstore.ports.object_storage import OpenUpload
 
@@ -51,11 +50,20 @@ class MultipartUploads:
         `False` means that the key is taken. An earlier attempt may have stored this file under the key. `proceed` is
         called before each request, and raises an error to stop the upload.
         """
-        upload_id = self._retries.call(lambda: self._begin_upload_once(key, metadata, proceed))
+
+        def begin_upload() -> str:
+            proceed()
+            return self._client.create_multipart_upload(Bucket=self._bucket, Key=key, Metadata=dict(metadata))[
+                "UploadId"
+            ]
+
+        upload_id = self._retries.request(self._describe("begin upload of", key), begin_upload)
         try:
+            part_bytes = max(self._part_bytes, math.ceil(file.seek(0, io.SEEK_END) / _MAX_PARTS))
+            file.seek(0)
             parts = [
                 self._retries.call(partial(self._upload_part_once, key, upload_id, number, body, proceed))
-                for number, body in enumerate(self._read_parts(file), start=1)
+                for number, body in enumerate(iter(partial(file.read, part_bytes), b""), start=1)
             ]
             if self._retries.call(lambda: self._complete_once(key, upload_id, parts, proceed)):
                 return True
@@ -67,22 +75,18 @@ class MultipartUploads:
 
     def abort_upload(self, key: str, upload_id: str) -> None:
         """Abort the upload. The store then refuses further parts and the completion. Idempotent."""
-        self._retries.call(lambda: self._abort_once(key, upload_id))
+
+        def abort() -> None:
+            try:
+                self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
+            except ClientError as error:
+                if error_code(error) != "NoSuchUpload":
+                    raise
+
+        self._retries.request(self._describe("abort upload of", key), abort)
 
     def _describe(self, verb: str, key: str) -> str:
         return f"{verb} {self._bucket}/{key}"
-
-    def _read_parts(self, file: BinaryIO) -> Iterator[bytes]:
-        part_bytes = max(self._part_bytes, math.ceil(file.seek(0, io.SEEK_END) / _MAX_PARTS))
-        file.seek(0)
-        while part := file.read(part_bytes):
-            yield part
-
-    def _begin_upload_once(self, key: str, metadata: Mapping[str, str], proceed: Callable[[], None]) -> str:
-        proceed()
-        with translate_s3_errors(self._describe("begin upload of", key)):
-            response = self._client.create_multipart_upload(Bucket=self._bucket, Key=key, Metadata=dict(metadata))
-        return response["UploadId"]
 
     def _upload_part_once(
         self, key: str, upload_id: str, number: int, body: bytes, proceed: Callable[[], None]
@@ -129,18 +133,11 @@ class MultipartUploads:
         except SextonError as error:
             _log.warning("%s: upload %s was not aborted, its parts are left: %s", key, upload_id, error)
 
-    def _abort_once(self, key: str, upload_id: str) -> None:
-        with translate_s3_errors(self._describe("abort upload of", key)):
-            try:
-                self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
-            except ClientError as error:
-                if error_code(error) != "NoSuchUpload":
-                    raise
-
     def list_unfinished(self, prefix: str) -> Iterator[tuple[OpenUpload, str]]:
         key_marker = upload_marker = ""
+        operation = f"list uploads {self._bucket}/{prefix}"
         while True:
-            page = self._retries.call(partial(self._list_page, prefix, key_marker, upload_marker))
+            page = self._retries.request(operation, partial(self._list_page, prefix, key_marker, upload_marker))
             for upload in page.get("Uploads", ()):
                 started_us = to_microseconds(upload.get("Initiated"))
                 yield OpenUpload(key=upload["Key"], started_us=started_us), upload["UploadId"]
@@ -148,21 +145,21 @@ class MultipartUploads:
                 return
             key_marker, upload_marker = page.get("NextKeyMarker", ""), page.get("NextUploadIdMarker", "")
             if not key_marker:
-                raise StoreUnavailable(f"list uploads {self._bucket}/{prefix}: truncated, yet names no way to its rest")
+                raise StoreUnavailable(f"{operation}: truncated, yet names no way to its rest")
 
     def _list_page(self, prefix: str, key_marker: str, upload_marker: str) -> "ListMultipartUploadsOutputTypeDef":
-        with translate_s3_errors(f"list uploads {self._bucket}/{prefix}"):
-            return self._client.list_multipart_uploads(
-                Bucket=self._bucket, Prefix=prefix, KeyMarker=key_marker, UploadIdMarker=upload_marker
-            )
+        return self._client.list_multipart_uploads(
+            Bucket=self._bucket, Prefix=prefix, KeyMarker=key_marker, UploadIdMarker=upload_marker
+        )
 
     def read_parts(self, key: str, upload_id: str) -> StoredParts | None:
         """Return size and time of the parts that the store has, or `None` if the upload has ended."""
         sizes: list[int] = []
         times_us: list[int | None] = []
         marker = 0
+        operation = self._describe("list parts of", key)
         while True:
-            page = self._retries.call(partial(self._list_parts_page, key, upload_id, marker))
+            page = self._retries.request(operation, partial(self._list_parts_page, key, upload_id, marker))
             if page is None:
                 return None
             for part in page.get("Parts", ()):
@@ -172,21 +169,16 @@ class MultipartUploads:
                 break
             next_marker = int(page.get("NextPartNumberMarker", 0))
             if next_marker <= marker:
-                raise StoreUnavailable(
-                    f"{self._describe('list parts of', key)}: truncated, yet names no way to its rest"
-                )
+                raise StoreUnavailable(f"{operation}: truncated, yet names no way to its rest")
             marker = next_marker
         known_times_us = [time_us for time_us in times_us if time_us is not None]
         has_all_times = len(known_times_us) == len(times_us)
         return StoredParts(sum(sizes), max(known_times_us, default=None) if has_all_times else None)
 
     def _list_parts_page(self, key: str, upload_id: str, marker: int) -> "ListPartsOutputTypeDef | None":
-        with translate_s3_errors(self._describe("list parts of", key)):
-            try:
-                return self._client.list_parts(
-                    Bucket=self._bucket, Key=key, UploadId=upload_id, PartNumberMarker=marker
-                )
-            except ClientError as error:
-                if error_code(error) != "NoSuchUpload":
-                    raise
-                return None
+        try:
+            return self._client.list_parts(Bucket=self._bucket, Key=key, UploadId=upload_id, PartNumberMarker=marker)
+        except ClientError as error:
+            if error_code(error) != "NoSuchUpload":
+                raise
+            return None

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 
-from infra.coordination.zookeeper_errors import PemFiles
 from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from infra.pulsar.broker_admin import BrokerAdminAddress
 from infra.pulsar.znode_reads import ZnodeReader
 from logstore.pulsar.plan_jobs import READS_PER_S
 from logstore.pulsar.znode_names import LOG_ROOTS
 from logstore.rate_limiter import RateLimiter
+from logstore.setting_files import PemFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,8 @@ A listing is complete or raises an error, and yet it may lack an object. Only a 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from infra.objects.bucket_address import BucketAddress
 from infra.objects.multipart_uploads import PART_BYTES, MultipartUploads
-from infra.objects.object_versions import delete_versions, list_version_ids
-from infra.objects.s3_client import read_store_clock_s
-from infra.objects.s3_store import S3ObjectStore
+from infra.objects.s3_store import BucketAddress, S3ObjectStore, read_store_clock_s
 from logstore.errors import CorruptData, InvalidInput
 from logstore.ports.object_storage import DeleteReport, OpenUpload
 from logstore.pulsar.cluster_findings import RemovalPart
@@ -88,15 +85,15 @@ class OffloadStore:
             )
         return uploads
 
-    def list_version_ids(self, key: OffloadKey) -> list[str]:
+    def list_version_ids(self, key: OffloadKey) -> Sequence[str]:
         """Return the ids of all versions of an object, without delete markers."""
-        return list_version_ids(self.objects, str(key))
+        return self.objects.list_version_ids(str(key))
 
     def delete(self, parts: Sequence[RemovalPart]) -> DeleteReport:
         """Delete objects. An object with a version id is deleted in this version only, and for good."""
         versions = [(str(part["key"]), str(part["version_id"])) for part in parts if part["version_id"] is not None]
         others = [str(part["key"]) for part in parts if part["version_id"] is None]
-        return _merge_reports(delete_versions(self.objects, versions), self.objects.delete(others))
+        return _merge_reports(self.objects.delete_versions(versions), self.objects.delete(others))
 
     def has_part(self, part: RemovalPart) -> bool:
         """Return whether an object exists, in the version of the part if it has one."""

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from infra.pulsar.offload_store import OffloadStore, UnfinishedUpload, open_offload_store
 from infra.pulsar.znode_reads import Znode, ZnodeReader
 from logstore.errors import ServiceFailed, StoreUnavailable

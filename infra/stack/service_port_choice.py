@@ -65,12 +65,6 @@ class ChosenPorts:
     filer_grpc: int = 0
     zookeeper: int = 0
 
-    def services(self) -> tuple[str, ...]:
-        number_by_name = asdict(self)
-        return tuple(
-            service for service in ALL_SERVICES if all(number_by_name[name] for name in PORT_NAMES_BY_SERVICE[service])
-        )
-
 
 def read_last_ports(home: StackHome) -> ChosenPorts | None:
     stored = home.read_json_if_exists(home.ports_file)

@@ -1,18 +1,21 @@
-"""Home directory of a stack: all state that a start, a stop or a restart needs."""
+"""Home directory of a stack: all state that a start, a stop or a restart needs, and records of its workers."""
 
 import errno
 import fcntl
 import json
+import logging
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import psutil
+
+from logstore.atomic_files import replace_atomically
 from logstore.errors import ServiceFailed
 
 _MIN_FREE_BYTES = 200 * 1024 * 1024  # below this SeaweedFS turns its volumes read-only and Temporal's database stalls
@@ -68,21 +71,14 @@ class StackHome:
                 f"only {free_bytes >> 20} MiB are free on the disk of {self.root}, 200 are needed"
             )
 
-    def write_file(self, path: Path, text: str, *, mode: int = 0o600) -> None:
-        """Replace a file of this home atomically and durably."""
-        with self.translate_disk_errors():
-            handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                Path(temporary).chmod(mode)
-                Path(temporary).replace(path)
-            except BaseException:
-                with suppress(OSError):
-                    Path(temporary).unlink()
-                raise
+    def write_file(self, path: Path, text: str) -> None:
+        """Replace a file of this home atomically and durably. The file has mode 0600."""
+        with self.translate_disk_errors(), replace_atomically(path) as new:
+            new.touch(mode=0o600, exist_ok=False)
+            with new.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
 
     def read_json_if_exists(self, path: Path) -> dict[str, object] | None:
         try:
@@ -155,3 +151,91 @@ class StackHome:
 
 def _damaged_file_error(path: Path) -> ServiceFailed:
     return ServiceFailed("home", f"{path} is damaged", advice="stop the stack's servers, then remove that file")
+
+
+_log = logging.getLogger(__name__)
+
+_POLLER_RETENTION_S = 300.0  # Temporal lists a poller for five minutes after its last poll
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """Record of one worker process, stored as JSON in the home. Times are in seconds since 1970."""
+
+    worker_id: str
+    pid: int
+    started: float  # as the system reports it; distinguishes the worker from a later process with the same pid
+    metrics_url: str = ""  # empty: the worker does not listen
+    http_url: str = ""  # empty: the worker does not listen
+    found_dead: float = 0.0  # when another worker first found the process dead; 0: never
+
+
+@contextmanager
+def keep_worker_record(home: StackHome, worker_id: str, *, metrics_url: str = "", http_url: str = "") -> Iterator[None]:
+    """Keep a record of this process in the home while the block runs. If the home is not writable, log a warning.
+
+    The record outlives a crash. Later workers remove it once Temporal has forgotten the crashed worker.
+    """
+    own = psutil.Process()
+    record = WorkerRecord(
+        worker_id=worker_id, pid=os.getpid(), started=own.create_time(), metrics_url=metrics_url, http_url=http_url
+    )
+    path = home.workers / f"{record.pid}.json"
+    try:
+        with home.translate_disk_errors():
+            home.workers.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _mark_or_remove_dead_records(home)
+        home.write_file(path, json.dumps(asdict(record)))
+    except ServiceFailed as error:
+        urls = ", ".join(filter(None, (http_url, metrics_url))) or "no address"
+        _log.warning("worker %s is at %s, but `sexton status` will not say so: %s", worker_id, urls, error)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def read_live_workers(home: StackHome) -> list[WorkerRecord]:
+    """Return the running workers of the home, ascending by worker id."""
+    records = (record for record in _read_records(home) if _is_alive(record))
+    return sorted(records, key=lambda record: (record.worker_id, record.pid))
+
+
+def find_crashed_worker_ids(home: StackHome) -> set[str]:
+    """Return the worker ids of records whose process does not run, without the ids of running workers."""
+    records = _read_records(home)
+    live_ids = {record.worker_id for record in records if _is_alive(record)}
+    return {record.worker_id for record in records} - live_ids
+
+
+def _mark_or_remove_dead_records(home: StackHome) -> None:
+    now_s = time.time()
+    for path in home.workers.glob("*.json"):
+        record = _read_record(path)
+        if record and (_is_alive(record) or 0 < now_s - record.found_dead < _POLLER_RETENTION_S):
+            continue
+        if record and not record.found_dead:
+            home.write_file(path, json.dumps(asdict(replace(record, found_dead=now_s))))
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _read_records(home: StackHome) -> list[WorkerRecord]:
+    return [record for path in home.workers.glob("*.json") if (record := _read_record(path))]
+
+
+def _read_record(path: Path) -> WorkerRecord | None:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return WorkerRecord(**{name: value for name, value in stored.items() if name in WorkerRecord.__slots__})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def _is_alive(record: WorkerRecord) -> bool:
+    try:
+        process = psutil.Process(record.pid)
+        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - record.started) < 0.5
+    except psutil.Error:
+        return False

@@ -2,13 +2,12 @@
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 import structlog
 from opentelemetry import trace
-from structlog.contextvars import bound_contextvars, merge_contextvars
+from structlog.contextvars import merge_contextvars
 from structlog.typing import EventDict, Processor
 
 _HANDLER_NAME = "sexton"
@@ -28,9 +27,10 @@ _TRACEBACK = structlog.processors.ExceptionRenderer(
 def configure_log_stream(*, level: str = "INFO", stream: TextIO | None = None, as_json: bool | None = None) -> None:
     """Send structlog and the standard library's logging to one stream. A repeated call replaces the stream.
 
-    A JSON line has `timestamp` (UTC, ISO 8601), `level`, `logger`, `event` and the fields of `bind_log_fields`. Within
-    a span it also has `trace_id` and `span_id`. Libraries that log their requests stay at WARNING, because their lower
-    levels show headers and parameters. If `as_json` is `None`, lines are text on a terminal and otherwise JSON.
+    A JSON line has `timestamp` (UTC, ISO 8601), `level`, `logger`, `event` and the fields of structlog's
+    `bound_contextvars`. Within a span it also has `trace_id` and `span_id`. Libraries that log their requests stay at
+    WARNING, because their lower levels show headers and parameters. If `as_json` is `None`, lines are text on a
+    terminal and otherwise JSON.
     """
     target = stream or sys.stderr
     to_json = not target.isatty() if as_json is None else as_json
@@ -52,13 +52,6 @@ def configure_log_stream(*, level: str = "INFO", stream: TextIO | None = None, a
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
-
-
-@contextmanager
-def bind_log_fields(**fields: str | int | None) -> Iterator[None]:
-    """Until the block ends, add the fields to every log line of this context and of tasks that it starts."""
-    with bound_contextvars(**fields):
-        yield
 
 
 def _build_formatter(*, to_json: bool) -> logging.Formatter:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 MAX_SPANS_PER_TRACE: Final = 50_000
 ATTEMPT_ATTRIBUTE: Final = "sexton.attempt"  # number of the attempt at an activity, from 1
+ERROR_TYPE_ATTRIBUTE: Final = "error.type"
 _MAX_TRACES_PER_WORKFLOW: Final = 1_000  # the newest are kept
 _RUN_PREFIXES = ("RunWorkflow:", "RunActivity:", "StartActivity:", "StartChildWorkflow:")  # names within a run
 _ID_ATTRIBUTES = ("temporalWorkflowID", "temporalRunID")

@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from logstore.catalog.deletion.phase_one import PhaseOne
     from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
     from logstore.catalog.deletion.queue_upkeep import PhaseTwoQueueUpkeep
-    from logstore.catalog.identity.catalog_identity import SqlCatalogIdentity
-    from logstore.catalog.log.component_ledgers import LedgersOfAllComponents
+    from logstore.catalog.identity import SqlCatalogIdentity
+    from logstore.catalog.log.component_ledgers import LedgersOfAllComponents, SchemaVersions
     from logstore.catalog.log.group_commit import GroupCommits
     from logstore.catalog.log.ledger_inspection import LedgerInspection
     from logstore.catalog.log.message_ledgers import MessageLedgers
-    from logstore.catalog.log.schema_versions import SchemaVersions
     from logstore.catalog.log.topics import Topics
     from logstore.catalog.offload.tiered_copies import Offloads
     from logstore.catalog.ownership.fences import Fences
@@ -68,12 +67,10 @@ class Catalog:
     ledgers: "MessageLedgers" = _declare_part("log.message_ledgers", "MessageLedgers")
     components: "LedgersOfAllComponents" = _declare_part("log.component_ledgers", "LedgersOfAllComponents")
     cursors: "Cursors" = _declare_part("cursors.cursors", "Cursors")
-    schemas: "SchemaVersions" = _declare_part("log.schema_versions", "SchemaVersions")
+    schemas: "SchemaVersions" = _declare_part("log.component_ledgers", "SchemaVersions")
     commits: "GroupCommits" = _declare_part("log.group_commit", "GroupCommits")
     adoption: "CatalogAdoption" = _declare_part("records.catalog_adoption", "CatalogAdoption", while_adopting=True)
-    identities: "SqlCatalogIdentity" = _declare_part(
-        "identity.catalog_identity", "SqlCatalogIdentity", while_adopting=True
-    )
+    identities: "SqlCatalogIdentity" = _declare_part("identity", "SqlCatalogIdentity", while_adopting=True)
     inspection: "LedgerInspection" = _declare_part("log.ledger_inspection", "LedgerInspection")
     fences: "Fences" = _declare_part("ownership.fences", "Fences")
     audit_log: "AuditLogWriter" = _declare_part("audit_log", "AuditLogWriter")

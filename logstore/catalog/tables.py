@@ -320,6 +320,17 @@ cluster_removal = Table(
     Column("journaled_us", Big, nullable=False),
     Column("removed_us", Big),
 )
+finding_fate = Table(
+    "finding_fate",
+    metadata,
+    Column("run_id", String, primary_key=True),
+    Column("page", Big, primary_key=True),
+    Column("number", Big, primary_key=True),
+    Column("fate", String),
+    Column("reason", Text, nullable=False, default=""),
+    Column("objects", Big, nullable=False, default=0),
+    Column("size_bytes", Big, nullable=False, default=0),
+)
 audit = Table(
     "audit",
     metadata,

@@ -4,14 +4,16 @@ Source: PIP-186, which calls an intent PendingDeleteLedgerInfo.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
 from logstore.errors import CorruptData
+from logstore.field_bounds import BatchId, CatalogNumber, CopyName, WorkerIdOrNothing
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement, require_named_topic
 from logstore.offload.tiered_copy import CopyLocation, find_context_problem
 from logstore.positions import LedgerId, TopicId
+from logstore.subjects import HasBatch, HasOutcomes, HasSubject, Subject
 
 STUCK_AFTER_ATTEMPTS: Final = 5
 """If this number of consecutive attempts leaves the same number of keys, the intent becomes a dead letter.
@@ -109,10 +111,20 @@ class DeletionIntent:
 class IntentKey:
     """Key of one intent. No other intent ever has this key."""
 
-    ledger_id: int
-    copy: str
-    generation: int
+    ledger_id: CatalogNumber
+    copy: CopyName
+    generation: CatalogNumber
     openings: int = 0  # number of times that the ended intent was reopened
+
+
+class HasIntent(HasSubject):
+    """Mix-in of requests about the copy of one intent."""
+
+    __slots__ = ()
+    key: IntentKey
+
+    def subject(self) -> Subject:
+        return replace(super().subject(), ledger_id=self.key.ledger_id, copy=self.key.copy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,14 +137,14 @@ class RequestRefusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchCertificate:
+class BatchCertificate(HasBatch, HasOutcomes):
     """Batch certificate: counts of the batch's rows, and of the objects that storage confirmed as deleted."""
 
-    batch_id: str
+    batch_id: BatchId
     outcomes: dict[str, int]
     objects: int
     size_bytes: int
-    owner: str = ""  # worker that owned the topic's bundle when the batch ended; empty: unknown
+    owner: WorkerIdOrNothing = ""  # worker that owned the topic's bundle when the batch ended; empty: unknown
     refused: RequestRefusal | None = None  # if set, nothing was detached and there are no outcomes
 
     @property

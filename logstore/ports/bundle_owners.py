@@ -1,9 +1,9 @@
-"""Ports of bundle owners and of fences."""
+"""Port of bundle owners."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from logstore.ownership import BundleId, Lease
+from logstore.ownership import Lease
 from logstore.validated_names import TopicName
 
 
@@ -28,13 +28,3 @@ class TopicOwners(Protocol):
 
     def get_lease(self, topic: TopicName) -> Lease:
         """Return this worker's lease of the topic's bundle, without a request. Raise `NotOwner` if there is none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fence:
-    """Fence of a bundle. `counter` is the number of acquisitions of the bundle."""
-
-    bundle: BundleId
-    counter: int
-    worker_id: str  # worker of the last acquisition
-    raised_us: int  # time of the last acquisition, by the catalog's clock

@@ -37,11 +37,11 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteReport:
-    """Result of a delete. Each requested key is in exactly one of `deleted` and `failed`."""
+    """Result of a delete, which the store fills. In the end, each key is in exactly one of `deleted` and `failed`."""
 
-    deleted: frozenset[str] = frozenset()  # keys that are absent now, whether or not they existed before
-    failed: Mapping[str, str] = field(default_factory=dict)  # key -> error code and message
-    unanswered: frozenset[str] = frozenset()  # failed keys for which the store gave no answer
+    deleted: set[str] = field(default_factory=set)  # keys that are absent now, whether or not they existed before
+    failed: dict[str, str] = field(default_factory=dict)  # key -> error code and message
+    unanswered: set[str] = field(default_factory=set)  # failed keys for which the store gave no answer
 
 
 class ObjectStore(Protocol):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from logstore.transactions.transaction_ids_and_states import TransactionState
+from logstore.transactions.transaction_ids_and_states import TransactionIdText, TransactionState
 
 NOTHING: Final = "nothing"
 """Debt of a participant that has ended its part, or has no part yet."""
@@ -43,7 +43,7 @@ class AbortOutcome(StrEnum):
 class TransactionAbort:
     """Result of an abort for one transaction."""
 
-    txn: str
+    txn: TransactionIdText
     outcome: str  # an `AbortOutcome`
     problem: str = ""  # why it is not aborted, or not settled; a sentence
     still_held: list[str] = field(default_factory=list)  # who waits for other transactions; sentences

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from logstore.delayed.index_build_job import BuildDelayedIndexJob
+from logstore.field_bounds import between
 from logstore.pulsar.plan_jobs import (
     CompareOffloadsJob,
     CompareScansJob,
@@ -23,6 +24,8 @@ SCRUB_RATE: Final = 32 << 20
 
 MIN_SCRUB_RATE: Final = 128 << 10
 """Lowest rate of a scrub in bytes per second. A page of 8 GiB then takes 19 hours; its timeout is 24 hours."""
+
+SCRUB_BYTES_PER_S: Final = between(MIN_SCRUB_RATE, 1 << 40)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

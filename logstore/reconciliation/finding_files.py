@@ -7,7 +7,6 @@ ordered by name, and rows by position in the file. Every reader therefore comput
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId
-from logstore.reconciliation.findings import STORE_KINDS, Finding, FindingFate, FindingKind
+from logstore.reconciliation.findings import STORE_KINDS, FateOfFinding, Finding, FindingFate, FindingKind
 
 FINDING_SCHEMA: Final = pa.schema(
     [
@@ -51,15 +50,6 @@ FATE_SCHEMA: Final = pa.schema(
 
 FINDINGS_PER_PAGE: Final = 1_000
 """Maximum number of findings of a page. A page is one row group of a file."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FateOfFinding:
-    number: int
-    fate: FindingFate
-    reason: str = ""
-    objects: int = 0  # confirmed as deleted
-    size_bytes: int = 0
 
 
 @contextmanager

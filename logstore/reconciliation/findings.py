@@ -102,6 +102,15 @@ class FindingFate(StrEnum):
     FAILED = "failed"  # objects remain: the deletion is a dead letter, or is retried
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FateOfFinding:
+    number: int
+    fate: FindingFate
+    reason: str = ""
+    objects: int = 0  # confirmed as deleted
+    size_bytes: int = 0
+
+
 MAX_REASONS: Final = 20  # reasons that a result counts separately; the files have all reasons
 _OTHER_REASONS: Final = "other reasons"
 MAX_FAILURES: Final = 100  # failures in a result; the files have all failures
@@ -137,6 +146,9 @@ class ApplyCounts:
 
 RESULT = "result"
 """Key of the result in the summary of a finished run."""
+
+FATES_FOLDER = "folder"
+"""Key in the summary of an apply that keeps fates in files: in a cluster, or in the own store by an earlier build."""
 
 STOPPED = "stopped"
 """Key in the summary of an apply in a cluster: what the plan did not expect, as a sentence. Empty: nothing."""

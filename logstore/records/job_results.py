@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field, fields, replace
 
+from logstore.field_bounds import CatalogNumber
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushedRecords:
@@ -102,8 +104,8 @@ _SUMMED_STEP_FIELDS = ("steps", "seeded", "records", "tombstones", "removed")
 class SelectionPageStart:
     """First ledger of a page of selected ledgers. If the ledger does not exist, the page starts at the next ledger."""
 
-    topic_id: int = 0
-    ledger_id: int = 0
+    topic_id: CatalogNumber = 0
+    ledger_id: CatalogNumber = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
 from logstore.errors import InvalidInput, TransactionEnded
+from logstore.field_bounds import EncodedTopicName, FromOutside, bound_from_check
 from logstore.positions import TopicId
 from logstore.validated_names import check_subscription_name
 
@@ -38,6 +39,10 @@ class TransactionId:
 
     def __str__(self) -> str:
         return f"{self.tc_id}:{self.sequence}"
+
+
+TRANSACTION_ID: Final = bound_from_check(TransactionId.parse)
+TransactionIdText = Annotated[str, FromOutside(TRANSACTION_ID)]  # as `str(TransactionId)`
 
 
 class TransactionState(StrEnum):
@@ -89,7 +94,7 @@ class OwedParticipant:
     """Participant of a decided transaction that has not been told yet."""
 
     participant: str  # topic id, or topic id/subscription
-    topic: str
+    topic: EncodedTopicName
     error: str
 
 

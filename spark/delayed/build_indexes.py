@@ -12,7 +12,7 @@ from pathlib import Path
 
 from logstore.atomic_files import replace_atomically
 from logstore.catalog import Catalog, open_catalog
-from logstore.catalog.delayed.index_work_queries import build_delayed_and_bucket_topic_queries
+from logstore.catalog.delayed.delayed_index import build_delayed_and_bucket_topic_queries
 from logstore.delayed.bucket_contents import merge_row_ranges
 from logstore.delayed.index_build_job import (
     MAX_PARTS_PER_JOB,

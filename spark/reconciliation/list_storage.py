@@ -9,8 +9,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infra.objects import read_store_clock_s
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress, read_store_clock_s
 from logstore.errors import InvalidInput
 from logstore.identity.bucket_markers import MARKER_KEY, PROBE_PREFIX
 from logstore.log.ledger_object_keys import SHARDS

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from logstore.atomic_files import replace_atomically
 from logstore.catalog.records.version_application import (
     Ids,
@@ -31,7 +31,7 @@ from logstore.catalog.records.version_application import (
 )
 from logstore.errors import CorruptData, MissingData
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
-from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
+from logstore.identity.services.marker_checked_buckets import LostCatalogIdentity
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.manifest import Block
 from logstore.records.newest_versions import SplitNewestVersions, overlapping_blocks, split_into_id_ranges

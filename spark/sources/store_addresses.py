@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,12 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import Select
 
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from logstore.catalog import Catalog
 from logstore.catalog.engine.arrow_bulk import open_arrow_reader
 from logstore.errors import UnknownObject, Unsupported
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
-from logstore.identity.services.marker_checked_buckets import MarkerChecker
+from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket
 from logstore.log.services.segment_sources import TieredCopyFinder
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog.log import TopicState
@@ -60,11 +60,10 @@ def unreadable_topic_facts(error_by_topic: Mapping[TopicId, str]) -> dict[str, s
 
 def open_log_stores(addresses: CatalogAddresses, catalog: Catalog) -> tuple[OwnedStore, TieredCopyFinder]:
     """Return access to the primary bucket and to tiered copies. A bucket of another catalog is refused."""
-    stores = MarkerChecker(catalog.identities)
 
     def open_bucket(address: BucketAddress) -> OwnedStore:
         named = NamedBucket(role=BucketRole(address.role), bucket=address.bucket, address=address.endpoint)
-        return stores.get_checked_bucket(named, address.store)
+        return MarkerCheckedBucket(catalog.identities, named, address.store)
 
     def open_tiered(location: CopyLocation) -> OwnedStore:
         for address in addresses.tiered:

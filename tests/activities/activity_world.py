@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,9 +43,8 @@ from tests.fakes.object_store import FakeObjectStore
 from tests.fakes.owners import UnownedTopics
 from tests.fakes.pulsar_cluster import FakePulsarCluster
 from tests.migrated_catalogs import migrate_or_copy_catalog
-from workers.assembly.activities import WorkerActivities, create_activities
-from workers.assembly.log_store import LogStore, LogStoreBuckets, LogStorePolicies, assemble_log_store
-from workers.assembly.record_log_services import ImportedRecordFunctions, RecordLogPolicies
+from workers.assembly.activities import WorkerActivities
+from workers.assembly.log_store import ImportedRecordFunctions, LogStore, LogStoreBuckets, LogStorePolicies
 
 T = TypeVar("T")
 
@@ -109,7 +108,7 @@ class World:
 
     def deletion_activities_with_owners(self, owners: TopicOwners) -> LedgerDeletionActivities:
         """The deletion activities of a worker that sees ownership so."""
-        return create_activities(self.log, owners).deletion
+        return WorkerActivities(self.log, owners).deletion
 
     def create_readable_ledgers(self, count: int) -> list[LedgerId]:
         """As `fill`, with segments that hold entries, each its position as payload."""
@@ -244,24 +243,24 @@ def open_activity_world(folder: Path) -> World:
     bulk, cluster = FakeBulkJobs(folder / "bulk"), FakePulsarCluster()
     opened = ExitStack()
     log = opened.enter_context(
-        assemble_log_store(
-            catalog=catalog,
-            stores=LogStoreBuckets(
-                primary=objects,
-                tiered={CopyLocation(TIERED_BUCKET): tiered}.__getitem__,
-                records=record_objects,
-                now_us=lambda: objects.now_us,
-            ),
-            policies=LogStorePolicies(
-                scratch=folder / "tmp",
-                driver_metadata={"driver": "aws-s3", "bucket": TIERED_BUCKET},
-                records=RecordLogPolicies(
+        closing(
+            LogStore(
+                catalog=catalog,
+                stores=LogStoreBuckets(
+                    primary=objects,
+                    tiered={CopyLocation(TIERED_BUCKET): tiered}.__getitem__,
+                    records=record_objects,
+                    now_us=lambda: objects.now_us,
+                ),
+                policies=LogStorePolicies(
+                    scratch=folder / "tmp",
+                    driver_metadata={"driver": "aws-s3", "bucket": TIERED_BUCKET},
                     clock_bound_s=10**10,  # the fake's clock is its own
                     functions=ImportedRecordFunctions(ENDING_FUNCTION_REFERENCES),
                 ),
-            ),
-            bulk=bulk,
-            cluster=cluster,
+                bulk=bulk,
+                cluster=cluster,
+            )
         )
     )
     return World(
@@ -269,7 +268,7 @@ def open_activity_world(folder: Path) -> World:
         objects=objects,
         topic=catalog.topics.create_topic(TOPIC_NAME, RetentionPolicy()),
         log=log,
-        activities=create_activities(log, UnownedTopics()),
+        activities=WorkerActivities(log, UnownedTopics()),
         tiered=tiered,
         record_objects=record_objects,
         bulk=bulk,

@@ -16,14 +16,15 @@ from tests.architecture.source import Module, modules
 _DOORS: Final = {
     "adoption": "records.adoption_rows",
     "audit": "audit_log",
-    "bucket_marker": "identity.catalog_identity",
+    "bucket_marker": "identity",
     "bundle_fence": "ownership.fences",
     "catalog": "log.ledger_rows",
     "cluster_removal": "reconciliation.cluster_journal",
     "cursor": "cursors.cursor_rows",
-    "delayed_bucket": "delayed.bucket_rows",
-    "delayed_index": "delayed.bucket_rows",
+    "delayed_bucket": "delayed.delayed_index",
+    "delayed_index": "delayed.delayed_index",
     "deleted_znode": "reconciliation.cluster_journal",
+    "finding_fate": "reconciliation.apply_decisions",
     "ledger": "log.ledger_rows",
     "ledger_copy": "log.ledger_rows",
     "ledger_list": "log.ledger_rows",
@@ -33,10 +34,10 @@ _DOORS: Final = {
     "record_outbox": "records.recorded_tables",
     "record_staged": "records.record_log_row",
     "run": "deletion.run_rows",
-    "schema_version": "log.schema_versions",
+    "schema_version": "log.component_ledgers",
     "segment": "log.ledger_rows",
     "tombstone": "records.tombstone_rows",
-    "topic": "log.topic_rows",
+    "topic": "log.topics",
     "buffer_hidden": "transactions.buffer_rows",
     "buffer_range": "transactions.buffer_rows",
     "transaction": "transactions.transaction_rows",
@@ -49,7 +50,9 @@ _DOORS: Final = {
 _MAKES_A_CATALOG: Final = {"logstore/catalog/engine/catalog_version.py": {"catalog"}}
 _WRITES: Final = {"insert", "update", "delete", "build_dialect_insert", "build_insert_if_absent"}
 _OWN: Final = "logstore/catalog/engine/dialect_sql.py"  # where the last two are made, for whatever table
-_OF_REPLICAS: Final = "logstore/catalog/records/replica_database.py"  # of every table: their databases refuse all others
+_OF_REPLICAS: Final = (
+    "logstore/catalog/records/replica_database.py"  # of every table: their databases refuse all others
+)
 _TEXT: Final = re.compile(r"\b(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM)\s+(\w+)", re.IGNORECASE)
 
 

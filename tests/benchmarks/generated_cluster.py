@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from kazoo.client import KazooClient
 
+from infra.stack.embedded_stack import define_zookeeper_service
 from infra.stack.service_port_choice import LOOPBACK, ChosenPorts
 from infra.stack.stack_home import StackHome
-from infra.stack.zookeeper_service import define_zookeeper_service
 from tests.logstore.pulsar import wire
 
 _CREATES_PER_TRANSACTION: Final = 500
@@ -78,7 +78,7 @@ def run_zookeeper(home: Path) -> Iterator[tuple[str, int]]:
     argv[1:1] = options
     with subprocess.Popen(argv, cwd=command.cwd, env=dict(command.env), stdout=subprocess.DEVNULL) as process:
         try:
-            while not service.probe().ok:
+            while service.probe():
                 time.sleep(0.1)
             yield f"{LOOPBACK}:{port}", process.pid
         finally:

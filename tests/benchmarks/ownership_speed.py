@@ -60,7 +60,7 @@ class _Crew:
         """All bundles are owned, under the last fence of each."""
         while True:
             if len(self.held()) == self._fences.count_bundles():
-                last = {(one.bundle, one.counter) for one in self._fences.list_fences()}
+                last = {(one.bundle, one.fence) for one in self._fences.list_newest_leases()}
                 leases = {(one.bundle, one.fence) for owner in self.owners.values() for one in owner.leases()}
                 if leases == last:
                     return time.perf_counter() - since

@@ -27,7 +27,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from logstore.catalog.engine.catalog_version import migrate_catalog
 from logstore.catalog.engine.database import Database
 from logstore.log.ledgers import Component, LedgerOwner

@@ -15,8 +15,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from infra.coordination.zookeeper_errors import PemFiles
 from logstore.identity.bucket_markers import BucketRole
+from logstore.setting_files import PemFiles
 from tests.architecture.source import ROOT
 from tests.tls_servers import TlsCertificateAuthority
 from workers.assembly.log_store_from_settings import executor_bucket_address

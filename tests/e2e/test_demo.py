@@ -38,7 +38,7 @@ from logstore.ports.object_storage import DeleteReport
 
 
 def lie(objects, copies, keys, on_progress):
-    return DeleteReport(deleted=frozenset(key for copy in copies for key in keys(copy)))
+    return DeleteReport(deleted={key for copy in copies for key in keys(copy)})
 
 
 def lose(sources, *, from_ms, on_skipped, whole=bucket_merger.merge_sorted_sources):

@@ -22,8 +22,7 @@ from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.service import RPCError
 
 from infra.stack.embedded_stack import StackAddresses
-from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import read_live_workers
+from infra.stack.stack_home import StackHome, read_live_workers
 from tests.e2e.shell import Inside
 from tests.faults.real_world import wait_until_true
 from tests.postgres import PostgresServer, postgres

@@ -250,7 +250,7 @@ class FakeObjectStore:
                 raise
             unanswered_keys = [key for key in valid_keys if key not in deleted and key not in failed]
             failed.update(dict.fromkeys(unanswered_keys, f"StoreUnavailable: {error}"))
-        return DeleteReport(deleted=frozenset(deleted), failed=failed, unanswered=frozenset(unanswered_keys))
+        return DeleteReport(deleted=set(deleted), failed=failed, unanswered=set(unanswered_keys))
 
     def _delete_key(self, key: str, deleted: set[str], failed: dict[str, str]) -> None:
         fault = self._meet(StoreOperation.DELETE, key)

@@ -1,23 +1,25 @@
 """The catalog's side of a reconciliation without a catalog: runs, and what was filed, as a test says it went on."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from logstore.deletion.intents import Outcome
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
+from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog.deletion import AuditCause, Claim, DetachedBatch
 from logstore.ports.catalog.reconciliation import (
     CatalogTimeAndIds,
     FiledCopyRow,
     FindingsFilingRequest,
-    FindingsFilingResult,
     FindingsToFile,
     ReconciliationRun,
     RunKind,
+    SingleObjectAnswers,
 )
 from logstore.positions import LedgerId
+from logstore.reconciliation.findings import FateOfFinding, FindingFate
 
 
 @dataclass
@@ -35,7 +37,8 @@ class FakeReconciliationRuns:
         self.counted = 4
         self.outcome: Outcome | None = Outcome.DELETED
         self.keeps: dict[int, str] = {}  # by finding's number, from `file` and `pass_over`
-        self.filings: dict[str, FindingsFilingResult] = {}
+        self.filings: dict[str, DetachedBatch] = {}
+        self.fates: dict[tuple[str, int], dict[int, FateOfFinding | None]] = {}  # by run of the apply and page
         self.rows: dict[str, list[FiledCopyRow]] = {}
         self.passed_over: list[Mapping[int, tuple[LedgerId, int]]] = []
         self.causes: list[AuditCause] = []
@@ -107,7 +110,7 @@ class FakeReconciliationRuns:
         claimed_run = self._runs[run_id]
         claimed_run.run = replace(claimed_run.run, created_us=self.now_us - round(seconds * 1e6))
 
-    def file_findings(self, page: FindingsFilingRequest) -> FindingsFilingResult:
+    def file_findings(self, page: FindingsFilingRequest) -> DetachedBatch:
         """See the port."""
         if page.batch_id not in self.filings:
             self.causes.append(page.cause)
@@ -130,7 +133,8 @@ class FakeReconciliationRuns:
                 if at not in kept_reasons
             ]
             detached = DetachedBatch(batch_id=page.batch_id, ledgers=len(page.unreferenced), intents=len(rows))
-            self.filings[page.batch_id] = FindingsFilingResult(detached=detached, kept=kept_reasons)
+            self.filings[page.batch_id] = detached
+            self._decide(page.run_id, page.page, {*numbers, *page.kept}, {**page.kept, **kept_reasons})
             self.rows[page.batch_id] = sorted(rows, key=lambda row: row.row_id)
         return self.filings[page.batch_id]
 
@@ -147,18 +151,46 @@ class FakeReconciliationRuns:
             size_bytes=0 if failed else 300,
         )
 
-    def pass_over_segments(
-        self, segment_by_finding: Mapping[int, tuple[LedgerId, int]], *, cause: AuditCause
-    ) -> Mapping[int, str]:
-        """See the port."""
-        self.causes.append(cause)
-        self.passed_over.append(dict(segment_by_finding))
-        return {number: reason for number, reason in self.keeps.items() if number in segment_by_finding}
+    def _decide(self, run_id: str, page: int, numbers: set[int], reasons: Mapping[int, str]) -> None:
+        fates = self.fates.setdefault((run_id, page), {})
+        for number in sorted(numbers - fates.keys()):
+            reason = reasons.get(number)
+            fates[number] = FateOfFinding(number=number, fate=FindingFate.KEPT, reason=reason) if reason else None
+
+    def find_filed_batch(self, batch_id: str) -> DetachedBatch | None:
+        """See `ReconciliationRuns`."""
+        return self.filings.get(batch_id)
+
+    def decide_single_objects(
+        self, run_id: str, page: int, answers: SingleObjectAnswers, *, cause: AuditCause
+    ) -> Mapping[int, FateOfFinding | None]:
+        """See `ReconciliationRuns`."""
+        with effect("catalog.decide_objects"):
+            numbers = {*answers.segments, *answers.uploads, *answers.kept}
+            if not numbers <= self.read_fates(run_id, page).keys():
+                if answers.segments:
+                    self.causes.append(cause)
+                    self.passed_over.append(dict(answers.segments))
+                catalog_reasons = {number: self.keeps[number] for number in self.keeps if number in answers.segments}
+                self._decide(run_id, page, numbers, {**answers.kept, **catalog_reasons})
+            fates = self.read_fates(run_id, page)
+            return {number: fates[number] for number in numbers}
+
+    def store_fates(self, run_id: str, page: int, fates: Collection[FateOfFinding]) -> None:
+        """See `ReconciliationRuns`."""
+        with effect("catalog.store_fates"):
+            stored = self.fates.get((run_id, page), {})
+            for fate in fates:
+                earlier = stored.get(fate.number)
+                if fate.number in stored and (earlier is None or earlier.fate is not FindingFate.KEPT):
+                    stored[fate.number] = fate
+
+    def read_fates(self, run_id: str, page: int) -> Mapping[int, FateOfFinding | None]:
+        """See `ReconciliationRuns`."""
+        return dict(sorted(self.fates.get((run_id, page), {}).items()))
 
     def preview_filing(self, findings: FindingsToFile) -> Mapping[int, str]:
         """See the port."""
-        if findings.batch_id in self.filings:
-            return self.filings[findings.batch_id].kept
         numbers = [*(orphan.number for orphan in findings.orphans), *findings.unreferenced, *findings.stalled]
         return {number: reason for number, reason in self.keeps.items() if number in numbers}
 

@@ -25,7 +25,7 @@ from activities.pulsar.inputs_and_results import (
 )
 from activities.pulsar.journal_copies import REMOVAL_PREFIX, JournalCopies
 from activities.pulsar.undo_cluster import UndoClusterActivities
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from infra.pulsar import cluster_lease
 from infra.pulsar.ledger_changes import LedgerChanges
 from logstore import failpoints
@@ -45,7 +45,7 @@ from logstore.reconciliation.findings import (
 )
 from tests.fakes.bulk_jobs import FakeBulkJobs
 from tests.migrated_catalogs import create_migrated_sqlite
-from workers.assembly.pulsar_cluster_access import PulsarClusterOfSettings
+from workers.assembly.pulsar_cluster import PulsarClusterOfSettings
 from workers.settings import Settings
 
 RUN_ID: Final = "pulsar-1"
@@ -129,10 +129,7 @@ class ClusterJobs:
     def apply(self) -> ApplyCounts:
         with self.open_catalog() as catalog:
             activities = ApplyClusterActivities(
-                reconciliation=catalog.reconciliation,
-                audit_log=catalog.audit_log,
-                identities=catalog.identities,
-                journal=catalog.cluster_journal,
+                catalog=catalog,
                 records=cast("OwnedStore", self.records),
                 cluster=PulsarClusterOfSettings(self.settings),
                 bulk=FakeBulkJobs(self.folder / "bulk"),
@@ -160,10 +157,7 @@ class ClusterJobs:
         counts: dict[str, int] = {}
         with self.open_catalog() as catalog:
             activities = UndoClusterActivities(
-                reconciliation=catalog.reconciliation,
-                audit_log=catalog.audit_log,
-                identities=catalog.identities,
-                journal=catalog.cluster_journal,
+                catalog=catalog,
                 records=cast("OwnedStore", self.records),
                 cluster=PulsarClusterOfSettings(self.settings),
             )

@@ -20,7 +20,7 @@ from tests.faults.auditor import LONG_GONE_LEDGER, ExpectedTopic
 from tests.faults.simulated_world import World
 from tests.faults.topic_plans import MAIN_PLANS, TopicPlan
 from tests.faults.writing_programs import WritingPrograms
-from workers.assembly.activities import create_activities
+from workers.assembly.activities import WorkerActivities
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.delete_topic import DeleteTopic
 from workflows.deletion.job_definitions import (
@@ -81,7 +81,7 @@ class MainJobOperators(WritingPrograms[World]):
 
     def _enter(self) -> None:
         owners = AcquiringTopicOwners(self._process.catalog.fences)
-        self._worker = ActivityWorker(create_activities(self._process, owners).all())
+        self._worker = ActivityWorker(WorkerActivities(self._process, owners).all())
 
     def _died(self) -> None:
         self.driver.lose_worker()

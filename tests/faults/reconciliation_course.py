@@ -9,7 +9,6 @@ from typing import Final, Self
 
 from activities.bulk_jobs import catalog_id_file
 from activities.pulsar.apply_certificates import ApplyCertificates
-from activities.reconciliation.finding_fates import NOT_FILED, page_fate_files
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.offload.tiered_copy import data_key
@@ -260,13 +259,11 @@ class ReconciliationOperators(MainJobOperators):
         self._require_recorded_fates()
 
     def _require_recorded_fates(self) -> None:
-        """The record of each page was written behind the deletions, or it would not know what became of objects."""
-        pages = page_fate_files(self.world.bulk.create_run_folder("plan-1"))
-        recorded = takewhile(lambda page: page is not None, map(pages.read_page, count()))
-        fates = [ended for page in recorded if page for ended in page.values()]
+        """The fates of each page were stored after the deletions. After a loss of the database there are none."""
+        read_fates = partial(self._process.catalog.reconciliation.read_fates, "apply-plan-1")
+        fates = [fate for page in takewhile(bool, map(read_fates, count())) for fate in page.items()]
         assert fates or self._turn > 1, "an apply that completed has recorded nothing"
-        unacted_fates = [ended for ended in fates if ended.reason == NOT_FILED]
-        assert not unacted_fates, f"{unacted_fates} were recorded before anything was done about them"
+        assert all(fate for _, fate in fates), f"{fates}: an apply that completed has decided more than it did"
 
 
 def _orphan_segment_finding(statement: LedgerStatement, key: str) -> Finding:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from sqlalchemy import Connection, event
@@ -15,7 +15,7 @@ from logstore.catalog import Catalog, Database
 from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.failpoints import SimulatedCrash
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, NamedBucket, marker_content
-from logstore.identity.services.marker_checked_buckets import MarkerChecker
+from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.object_storage import ObjectInfo
@@ -27,8 +27,7 @@ from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.fakes.pulsar_cluster import FakePulsarCluster
 from tests.faults.auditor import Observation, look
 from tests.faults.topic_plans import BUCKET_LIMITS, CURSOR_INLINE_BYTES, FOREIGN_OBJECTS, StorageTrouble
-from workers.assembly.log_store import LogStore, LogStoreBuckets, LogStorePolicies, assemble_log_store
-from workers.assembly.record_log_services import ImportedRecordFunctions, RecordLogPolicies
+from workers.assembly.log_store import ImportedRecordFunctions, LogStore, LogStoreBuckets, LogStorePolicies
 
 ENDLESS_TIMES = 1_000_000
 REPLICA_BUCKET_NAME = "far"
@@ -177,22 +176,16 @@ class World:
 
     def _buckets(self, catalog: Catalog) -> LogStoreBuckets:
         """The buckets as a process of the catalog uses them."""
-        stores = MarkerChecker(catalog.identities)
+        open_checked = partial(MarkerCheckedBucket, catalog.identities)
         warm = NamedBucket(role=BucketRole.PRIMARY, bucket="warm", address="")
         cold = replace(warm, role=BucketRole.TIERED)
         tiered = cache(
-            lambda location: stores.get_checked_bucket(
-                replace(cold, bucket=location.bucket), lambda: self.bucket(location)
-            )
+            lambda location: open_checked(replace(cold, bucket=location.bucket), lambda: self.bucket(location))
         )
-        records = stores.get_checked_bucket(
-            replace(warm, role=BucketRole.RECORDS, bucket="records"), lambda: self.records
-        )
-        replica = stores.get_checked_bucket(
-            replace(warm, role=BucketRole.REPLICA, bucket=REPLICA_BUCKET_NAME), lambda: self.replica
-        )
+        records = open_checked(replace(warm, role=BucketRole.RECORDS, bucket="records"), lambda: self.records)
+        replica = open_checked(replace(warm, role=BucketRole.REPLICA, bucket=REPLICA_BUCKET_NAME), lambda: self.replica)
         return LogStoreBuckets(
-            primary=stores.get_checked_bucket(warm, lambda: self.store),
+            primary=open_checked(warm, lambda: self.store),
             tiered=tiered,
             records=records,
             replicas={REPLICA_BUCKET_NAME: replica},
@@ -214,26 +207,27 @@ class World:
             driver_metadata={"driver": "aws-s3", "bucket": TIERED_BUCKET},
             cursor_inline_bytes=self.inline_bytes,
             bucket_limits=BUCKET_LIMITS,
-            records=RecordLogPolicies(
-                clock_bound_s=10**10,  # the fake's clock is its own
-                raider_sleep_s=0,
-                functions=ImportedRecordFunctions(ENDING_FUNCTION_REFERENCES),
-            ),
+            clock_bound_s=10**10,  # the fake's clock is its own
+            raider_sleep_s=0,
+            functions=ImportedRecordFunctions(ENDING_FUNCTION_REFERENCES),
         )
         clock = Clock(sleep=lambda _: None)
         delayed_tiered_storage = TieredCopyStorage(
             stores.tiered, now_us=lambda: catalog.offloads.now_us() + PHASE_TWO_DELAY_US
         )
         try:
-            with assemble_log_store(
-                catalog=catalog,
-                stores=stores,
-                policies=policies,
-                bulk=self.bulk,
-                cluster=self.cluster,
-                clock=clock,
+            with closing(
+                LogStore(
+                    catalog=catalog,
+                    stores=stores,
+                    policies=policies,
+                    bulk=self.bulk,
+                    cluster=self.cluster,
+                    clock=clock,
+                )
             ) as log:
-                yield replace(log, storages={**log.storages, CopyKind.OFFLOADED_LEDGER.value: delayed_tiered_storage})
+                log.storages = {**log.storages, CopyKind.OFFLOADED_LEDGER.value: delayed_tiered_storage}
+                yield log
         finally:
             database.close()
 

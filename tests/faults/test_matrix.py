@@ -22,7 +22,7 @@ from tests.faults.conftest import COURSE_NAMES, SEED, JobCourse
 from tests.faults.failpoint_hits import MOMENTS_AND_ACTIONS, Interruption, find_effect_names, spread_interruptions
 from tests.faults.main_job_operators import MainJobOperators
 from tests.run_parts import RunPart
-from workers.assembly.activities import create_activities
+from workers.assembly.activities import WorkerActivities
 from workers.hosting.temporal_workers import WORKFLOWS
 
 pytestmark = pytest.mark.timeout(900)  # with --all-faults many times as many runs
@@ -101,7 +101,7 @@ def test_main_job_runs_every_workflow_and_every_activity_that_a_worker_serves(co
     assert served - _RUN_ALONE == {name for course in courses.values() for name in course.workflows}
     with courses["short"].start().world.process() as log:
         hosted = {
-            activity._Definition.must_from_callable(one).name for one in create_activities(log, UnownedTopics()).all()
+            activity._Definition.must_from_callable(one).name for one in WorkerActivities(log, UnownedTopics()).all()
         }
     assert hosted == {name for course in courses.values() for name in course.activities}
 

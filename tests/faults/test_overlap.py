@@ -19,7 +19,7 @@ from tests.faults.main_job_operators import MainJobOperators
 from tests.faults.simulated_world import World
 from tests.faults.topic_plans import SHORT_PLANS
 from tests.run_parts import RunPart
-from workers.assembly.activities import create_activities
+from workers.assembly.activities import WorkerActivities
 
 pytestmark = pytest.mark.timeout(900)  # with --all-faults before every call, and each activity in a run of its own
 
@@ -71,7 +71,7 @@ class Overtaken(Counted):
             world = self.operators.world
             with world.process() as log:
                 owners = AcquiringTopicOwners(log.catalog.fences)
-                if self.operators.driver.overtake(ActivityWorker(create_activities(log, owners).all())):
+                if self.operators.driver.overtake(ActivityWorker(WorkerActivities(log, owners).all())):
                     self.overtaken.add(activity)
             self.seen = _ended(world)
 

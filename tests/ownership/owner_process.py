@@ -13,9 +13,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.coordination.bundle_holdings import OwnershipObserver, UnloadReason
+from infra.coordination.bundle_holdings import OwnershipObserver, TakeoverTimes, UnloadReason
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
-from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.catalog import Database
 from logstore.catalog.ownership.fences import Fences

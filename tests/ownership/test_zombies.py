@@ -9,9 +9,8 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
-from infra.coordination.bundle_holdings import _ATTEMPTS_RESET_S
+from infra.coordination.bundle_holdings import _ATTEMPTS_RESET_S, TakeoverTimes
 from infra.coordination.bundle_owner import ExpiredPolicy
-from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.ownership_nodes import OWNERS, WORKERS
 from logstore.ownership import BundleId, bundle_name
 from tests.logstore.eventually import assert_eventually

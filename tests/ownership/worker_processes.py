@@ -183,7 +183,7 @@ class WorkerProcesses:
 
     def counters(self) -> dict[int, int]:
         """How often each bundle was acquired."""
-        return {int(fence.bundle): fence.counter for fence in self.fences.list_fences()}
+        return {int(lease.bundle): lease.fence for lease in self.fences.list_newest_leases()}
 
     def _first_acquisition_by_bundle(self, since: float) -> dict[int, float]:
         first_by_bundle: dict[int, float] = {}

@@ -17,21 +17,20 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from infra.objects import create_s3_client
+from infra.objects.s3_store import create_s3_client
 from infra.stack import embedded_stack
-from infra.stack.service_lifecycle import (
+from infra.stack.service_port_choice import LOOPBACK, SEAWEEDFS, RequestedPorts, bind_free_ports, read_last_ports
+from infra.stack.service_process import (
     PROBE_TIMEOUT_S,
     EmbeddedService,
     ServerCommand,
-    ServiceHealth,
+    ServiceProcess,
     build_child_environment,
     query_local_port,
     start_services,
 )
-from infra.stack.service_port_choice import LOOPBACK, SEAWEEDFS, RequestedPorts, bind_free_ports
-from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
-from tests.pulsar_cluster.distribution import VERSION, prepare_distribution
+from tests.pulsar_cluster.distribution import prepare_distribution
 from tests.pulsar_cluster.waits import wait_until
 from workers.operations.embedded_stack import stop_stack
 from workers.settings import Settings
@@ -151,7 +150,10 @@ class RealCluster:
         """Return the cluster of a home that was started before."""
         cluster = cls(home)
         cluster.distribution = prepare_distribution(lambda _: None)
-        cluster.storage = embedded_stack.read_stack_addresses(home)
+        ports, credentials = read_last_ports(cluster.home), cluster.home.read_credentials()
+        if ports is None or credentials is None:
+            raise RuntimeError(f"{cluster.home.root}: expected a home that was started before")
+        cluster.storage = embedded_stack.build_addresses(ports, credentials)
         return cluster
 
     def start_broker(self, *, zookeeper_port: int = 0) -> None:
@@ -337,7 +339,7 @@ class RealCluster:
             BROKER, ("--only-broker", "--zookeeper-port", str(zookeeper_port), "-nfw"), self._probe_broker
         )
 
-    def _define_service(self, name: str, argv: tuple[str, ...], probe: Callable[[], ServiceHealth]) -> EmbeddedService:
+    def _define_service(self, name: str, argv: tuple[str, ...], probe: Callable[[], str | None]) -> EmbeddedService:
         command = ServerCommand(
             argv=(str(self.distribution / "bin" / "pulsar"), "standalone", "-a", LOOPBACK, *argv),
             cwd=self.home.root,
@@ -364,18 +366,18 @@ class RealCluster:
             "ACCESS_KEY_SECRET": self.storage.secret_key,
         }
 
-    def _probe_store(self) -> ServiceHealth:
+    def _probe_store(self) -> str | None:
         try:
             is_ok = query_local_port(self.ports.zookeeper, b"ruok") == b"imok"
             query_local_port(self.ports.bookie)
         except OSError as fault:
-            return ServiceHealth(name=STORE, ok=False, detail=f"ZooKeeper or the bookie does not answer: {fault}")
-        return ServiceHealth(name=STORE, ok=is_ok, detail=f"ZooKeeper on {self.zookeeper}")
+            return f"ZooKeeper or the bookie does not answer: {fault}"
+        return None if is_ok else f"ZooKeeper on {self.zookeeper} does not serve"
 
-    def _probe_broker(self) -> ServiceHealth:
+    def _probe_broker(self) -> str | None:
         """Ask for the default namespace: the broker calls itself ready before it has created it."""
         try:
             self.request_admin("GET", "namespaces/public/default", timeout_s=PROBE_TIMEOUT_S)
         except (OSError, RuntimeError) as fault:
-            return ServiceHealth(name=BROKER, ok=False, detail=f"{self.admin_url} does not answer: {fault}")
-        return ServiceHealth(name=BROKER, ok=True, detail=f"Pulsar {VERSION} on {self.service_url}")
+            return f"{self.admin_url} does not answer: {fault}"
+        return None

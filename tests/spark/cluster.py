@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from infra.stack.java_search import find_java
 from spark.sources.store_addresses import CatalogAddresses
 from tests.logstore.eventually import assert_eventually

@@ -82,8 +82,13 @@ from logstore.records.job_results import SelectionPageStart
 from tests.workflows.offload.offloading import offload
 from tests.workflows.test_malformed import GOOD, OF_RECORDS
 from tests.workflows.workflow_harness import WorkflowHarness, _activity_name, assert_eventually, query_current_details
-from workers.hosting.error_and_subject_interceptors import WorkflowErrorAndSubjectInterceptor
-from workers.hosting.request_subject import MAX_SUMMARY_BYTES, TRACE_ID, shorten_summary, summarize_request
+from workers.client.temporal_faults import TRACE_ID
+from workers.hosting.error_and_subject_interceptors import (
+    MAX_SUMMARY_BYTES,
+    WorkflowErrorAndSubjectInterceptor,
+    shorten_summary,
+    summarize_request,
+)
 from workers.hosting.temporal_workers import WORKFLOWS
 from workers.hosting.workflow_input_checks import InputCheckingRunner
 from workflows.deletion.job_definitions import TrimTopicInput

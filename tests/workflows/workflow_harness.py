@@ -171,12 +171,9 @@ class WorkflowHarness:
         self.world = world
         self.queue = queue
         self.roller = FakeRoller()
-        self.topics = TopicDeletionActivities(phase_one=world.catalog.phase_one, ledgers=world.catalog.ledgers)
+        self.topics = TopicDeletionActivities(catalog=world.catalog)
         self.trimming = TrimAllTopicsActivities(
-            topics=world.catalog.topics,
-            phase_one=world.catalog.phase_one,
-            deletions=world.catalog.deletions,
-            ledgers=world.catalog.ledgers,
+            catalog=world.catalog,
             retention=RetentionPreparation(topics=world.catalog.topics, roller=self.roller, settler=self.roller),
         )
         self.notebook = AttemptRecorder()
@@ -272,8 +269,8 @@ class WorkflowHarness:
             *self._coordination_activities(),
             *self._snapshot_build_activities(),
             *self._delayed_index_activities(),
-            self.world.activities.records.ending.check_ending_request,
-            self.world.activities.records.ending.end_page,
+            self.world.activities.ending.check_ending_request,
+            self.world.activities.ending.end_page,
             *self.world.activities.list_record_log_activities(),
         ]
         replaced = {_activity_name(activity_method) for activity_method in replacements}

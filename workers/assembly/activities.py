@@ -1,7 +1,6 @@
 """Activities of this build for one log store, and the activities of each task queue."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
 from temporalio import activity
@@ -37,35 +36,82 @@ from logstore.records.services.shared_flushes import SharedFlushes
 from workers.assembly.log_store import LogStore
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordLogActivities:
-    flushing: FlushRecordsActivities
-    defragmentation: DefragmentRecordsActivities
-    raiding: RaidTombstonesActivities
-    replication: ReplicateRecordsActivities
-    ending: EndRecordsActivities
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerActivities:
-    deletion: LedgerDeletionActivities
-    upkeep: DeletionQueueActivities
-    topics: TopicDeletionActivities
-    retention: RetentionPreparation
-    trimming: TrimAllTopicsActivities
-    offload: LedgerOffloadActivities
-    planning: PlanOrphansActivities
-    applying: ApplyOrphansActivities
-    scrubbing: ScrubLedgersActivities
-    cluster_planning: PlanClusterActivities
-    cluster_applying: ApplyClusterActivities
-    cluster_undoing: UndoClusterActivities
-    transaction_aborting: AbortTransactionsActivities
-    coordination: TransactionCoordinatorActivities
-    building: TransactionSnapshotBuildActivities
-    delayed: IndexBucketActivities
-    indexes: DelayedIndexBuildActivities
-    records: RecordLogActivities
+    """Activities of this build for one log store. Each attribute has the activities of one class."""
+
+    def __init__(self, log: LogStore, owners: TopicOwners) -> None:
+        catalog, policies, records = log.catalog, log.policies, log.records
+        inspector = _create_orphan_inspector(log)
+        self.deletion = LedgerDeletionActivities(
+            phase_one=catalog.phase_one,
+            deletions=catalog.deletions,
+            ledgers=catalog.ledgers,
+            topics=catalog.topics,
+            storages=log.storages,
+            flushes=SharedFlushes(catalog.records, records.flusher),
+            owners=owners,
+        )
+        self.upkeep = DeletionQueueActivities(catalog=catalog, finished_retention_s=policies.finished_retention_s)
+        self.topics = TopicDeletionActivities(catalog=catalog)
+        self.retention = RetentionPreparation(topics=catalog.topics, roller=log.topic_logs, settler=log.subscriptions)
+        self.trimming = TrimAllTopicsActivities(catalog=catalog, retention=self.retention)
+        self.offload = LedgerOffloadActivities(catalog=catalog, uploader=log.offloader, new_uuid=policies.new_uuid)
+        self.planning = PlanOrphansActivities(
+            catalog=catalog,
+            inspector=inspector,
+            bulk=log.bulk,
+            store_now_us=log.store_now_us,
+            finished_retention_s=policies.finished_retention_s,
+        )
+        self.applying = ApplyOrphansActivities(
+            catalog=catalog,
+            inspector=inspector,
+            objects=SingleObjectDeletion(
+                reconciliation=catalog.reconciliation, inspector=inspector, objects=log.objects
+            ),
+            bulk=log.bulk,
+        )
+        self.scrubbing = ScrubLedgersActivities(catalog=catalog, inspector=inspector, bulk=log.bulk)
+        self.cluster_planning = PlanClusterActivities(
+            catalog=catalog, cluster=log.cluster, bulk=log.bulk, finished_retention_s=policies.finished_retention_s
+        )
+        self.cluster_applying = ApplyClusterActivities(
+            catalog=catalog,
+            records=log.record_objects,
+            cluster=log.cluster,
+            bulk=log.bulk,
+            store_now_us=log.store_now_us,
+            finished_retention_s=policies.finished_retention_s,
+        )
+        self.cluster_undoing = UndoClusterActivities(catalog=catalog, records=log.record_objects, cluster=log.cluster)
+        self.transaction_aborting = AbortTransactionsActivities(catalog=catalog, cluster=log.cluster)
+        self.coordination = TransactionCoordinatorActivities(
+            transactions=catalog.transactions,
+            broadcasts=log.broadcasts,
+            finished_retention_s=policies.finished_retention_s,
+        )
+        self.building = TransactionSnapshotBuildActivities(
+            catalog=catalog, bulk=log.bulk, snapshots=log.buffer_snapshots
+        )
+        self.delayed = IndexBucketActivities(
+            index=catalog.delayed,
+            topics=catalog.topics,
+            sealer=log.delayed.sealer,
+            merger=log.delayed.merger,
+            limits=policies.bucket_limits,
+        )
+        self.indexes = DelayedIndexBuildActivities(
+            catalog=catalog, bulk=log.bulk, publisher=log.delayed.publisher, limits=policies.bucket_limits
+        )
+        self.flushing = FlushRecordsActivities(
+            records=catalog.records, flusher=records.flusher, interval_s=policies.flush_interval_s
+        )
+        self.defragmentation = DefragmentRecordsActivities(
+            records=catalog.records, defragmenter=records.defragmenter, sweeper=records.sweeper
+        )
+        self.raiding = RaidTombstonesActivities(records.raider)
+        self.replication = ReplicateRecordsActivities(records.replication)
+        self.ending = EndRecordsActivities(catalog=catalog, functions=policies.functions)
 
     def list_owner_activities(self) -> Sequence[Callable[..., Any]]:
         deletion = self.deletion
@@ -96,144 +142,24 @@ class WorkerActivities:
 
     def list_record_log_activities(self) -> Sequence[Callable[..., Any]]:
         """Return the activities of the records queue. Other activities on the record log run in other queues."""
-        records = self.records
         return [
-            records.flushing.flush_record_log,
-            records.defragmentation.defragment_and_remove_old_objects,
-            records.raiding.mark_and_remove_tombstones,
-            records.replication.ship_to_all_replicas,
+            self.flushing.flush_record_log,
+            self.defragmentation.defragment_and_remove_old_objects,
+            self.raiding.mark_and_remove_tombstones,
+            self.replication.ship_to_all_replicas,
         ]
 
     def all(self) -> Sequence[Callable[..., Any]]:
-        record_hosts = [getattr(self.records, field.name) for field in fields(self.records)]
-        hosts = [*(getattr(self, field.name) for field in fields(self) if field.name != "records"), *record_hosts]
         return [
             getattr(host, name)
-            for host in hosts
+            for host in vars(self).values()
             for name, method in vars(type(host)).items()
             if callable(method) and activity._Definition.from_callable(method)  # noqa: SLF001 - the SDK has no public way
         ]
 
 
-def create_activities(log: LogStore, owners: TopicOwners) -> WorkerActivities:
-    catalog = log.catalog
-    deletions, ledgers, topics = catalog.deletions, catalog.ledgers, catalog.topics
-    planning, applying, scrubbing = _create_reconciliation_activities(log)
-    retention = RetentionPreparation(topics=topics, roller=log.topic_logs, settler=log.subscriptions)
-    return WorkerActivities(
-        deletion=LedgerDeletionActivities(
-            phase_one=catalog.phase_one,
-            deletions=deletions,
-            ledgers=ledgers,
-            topics=topics,
-            storages=log.storages,
-            flushes=SharedFlushes(catalog.records, log.records.flusher),
-            owners=owners,
-        ),
-        upkeep=DeletionQueueActivities(
-            upkeep=catalog.upkeep,
-            deletions=deletions,
-            ledgers=ledgers,
-            finished_retention_s=log.policies.finished_retention_s,
-        ),
-        topics=TopicDeletionActivities(phase_one=catalog.phase_one, ledgers=ledgers),
-        retention=retention,
-        trimming=TrimAllTopicsActivities(
-            topics=topics, phase_one=catalog.phase_one, deletions=deletions, ledgers=ledgers, retention=retention
-        ),
-        offload=LedgerOffloadActivities(
-            uploader=log.offloader,
-            offloads=catalog.offloads,
-            ledgers=ledgers,
-            topics=topics,
-            new_uuid=log.policies.new_uuid,
-        ),
-        planning=planning,
-        applying=applying,
-        scrubbing=scrubbing,
-        cluster_planning=PlanClusterActivities(
-            reconciliation=catalog.reconciliation,
-            identities=catalog.identities,
-            cluster=log.cluster,
-            bulk=log.bulk,
-            finished_retention_s=log.policies.finished_retention_s,
-        ),
-        cluster_applying=ApplyClusterActivities(
-            reconciliation=catalog.reconciliation,
-            audit_log=catalog.audit_log,
-            identities=catalog.identities,
-            journal=catalog.cluster_journal,
-            records=log.record_objects,
-            cluster=log.cluster,
-            bulk=log.bulk,
-            store_now_us=log.store_now_us,
-            finished_retention_s=log.policies.finished_retention_s,
-        ),
-        cluster_undoing=UndoClusterActivities(
-            reconciliation=catalog.reconciliation,
-            audit_log=catalog.audit_log,
-            identities=catalog.identities,
-            journal=catalog.cluster_journal,
-            records=log.record_objects,
-            cluster=log.cluster,
-        ),
-        transaction_aborting=AbortTransactionsActivities(
-            reconciliation=catalog.reconciliation, audit_log=catalog.audit_log, cluster=log.cluster
-        ),
-        coordination=TransactionCoordinatorActivities(
-            transactions=catalog.transactions,
-            broadcasts=log.broadcasts,
-            finished_retention_s=log.policies.finished_retention_s,
-        ),
-        building=TransactionSnapshotBuildActivities(
-            runs=catalog.reconciliation, identities=catalog.identities, bulk=log.bulk, snapshots=log.buffer_snapshots
-        ),
-        delayed=IndexBucketActivities(
-            index=catalog.delayed,
-            topics=topics,
-            sealer=log.delayed.sealer,
-            merger=log.delayed.merger,
-            limits=log.policies.bucket_limits,
-        ),
-        indexes=DelayedIndexBuildActivities(
-            runs=catalog.reconciliation,
-            identities=catalog.identities,
-            bulk=log.bulk,
-            index=catalog.delayed,
-            publisher=log.delayed.publisher,
-            limits=log.policies.bucket_limits,
-        ),
-        records=_create_record_activities(log),
-    )
-
-
-def _create_record_activities(log: LogStore) -> RecordLogActivities:
-    catalog, records, services = log.catalog, log.catalog.records, log.records
-    return RecordLogActivities(
-        flushing=FlushRecordsActivities(
-            records=records, flusher=services.flusher, interval_s=log.policies.records.interval_s
-        ),
-        defragmentation=DefragmentRecordsActivities(
-            records=records, defragmenter=services.defragmenter, sweeper=services.sweeper
-        ),
-        raiding=RaidTombstonesActivities(services.raider),
-        replication=ReplicateRecordsActivities(services.replication),
-        ending=EndRecordsActivities(
-            topics=catalog.topics,
-            ledgers=catalog.ledgers,
-            phase_one=catalog.phase_one,
-            deletions=catalog.deletions,
-            records=records,
-            functions=log.policies.records.functions,
-        ),
-    )
-
-
 def create_apply_preview(log: LogStore) -> ApplyPreview:
-    catalog = log.catalog
-    return ApplyPreview(
-        reconciliation=catalog.reconciliation, identities=catalog.identities, inspector=_create_orphan_inspector(log)
-    )
+    return ApplyPreview(catalog=log.catalog, inspector=_create_orphan_inspector(log))
 
 
 def _create_orphan_inspector(log: LogStore) -> OrphanInspector:
@@ -243,29 +169,3 @@ def _create_orphan_inspector(log: LogStore) -> OrphanInspector:
         application=log.policies.application,
         driver_metadata=log.policies.driver_metadata,
     )
-
-
-def _create_reconciliation_activities(
-    log: LogStore,
-) -> tuple[PlanOrphansActivities, ApplyOrphansActivities, ScrubLedgersActivities]:
-    catalog, policies, stored = log.catalog, log.policies, _create_orphan_inspector(log)
-    planning = PlanOrphansActivities(
-        reconciliation=catalog.reconciliation,
-        identities=catalog.identities,
-        inspector=stored,
-        bulk=log.bulk,
-        store_now_us=log.store_now_us,
-        finished_retention_s=policies.finished_retention_s,
-    )
-    deletion = SingleObjectDeletion(reconciliation=catalog.reconciliation, inspector=stored, objects=log.objects)
-    applying = ApplyOrphansActivities(
-        reconciliation=catalog.reconciliation,
-        identities=catalog.identities,
-        inspector=stored,
-        objects=deletion,
-        bulk=log.bulk,
-    )
-    scrubbing = ScrubLedgersActivities(
-        reconciliation=catalog.reconciliation, identities=catalog.identities, inspector=stored, bulk=log.bulk
-    )
-    return planning, applying, scrubbing

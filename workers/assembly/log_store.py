@@ -1,13 +1,18 @@
-"""Log store of one process, assembled from any catalog and any buckets."""
+"""Log store of one process: the catalog, the buckets, and all services that use them.
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+The settings define the log store (`log_store_from_settings.py`), or a test does, with any catalog and any buckets.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from logstore.catalog.sql_catalog import Catalog
+from logstore.catalog import Catalog
 from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.delayed.index_buckets import SealAndMergeLimits
@@ -19,6 +24,7 @@ from logstore.delayed.services.delivery_time_reader import DeliveryTimeReader
 from logstore.delayed.services.log_sealer import Sealer
 from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.deletion.services.tiered_copies import TieredCopyStorage
+from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
 from logstore.log.services import RollPolicy, TopicLogs
 from logstore.log.services.component_ledgers import ComponentLedgers
@@ -29,12 +35,51 @@ from logstore.offload.services.tiered_copy_upload import Offloader
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.object_storage import BucketAtLocation, OwnedStore, StorageByCopyKind
 from logstore.ports.pulsar_cluster import PulsarClusterAccess
+from logstore.records.functions import RecordFunction, RecordFunctionRegistry
+from logstore.records.services.defragmenter import Defragmenter
+from logstore.records.services.flusher import Flusher
+from logstore.records.services.record_log import RecordLog
+from logstore.records.services.records_bucket_sweeper import RecordsBucketSweeper
+from logstore.records.services.replica_shipments import ReplicaShipments
+from logstore.records.services.tombstone_raids import Raider
 from logstore.retrying_clock import Clock
 from logstore.transactions.services.broadcast import Broadcaster
 from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots
-from workers.assembly.record_log_services import RecordLogPolicies, RecordLogServices, create_record_log_services
 
 _DAY_S: Final = 86_400.0
+
+
+class ImportedRecordFunctions:
+    """Record functions from comma-separated references `module:function`. The settings have checked the form."""
+
+    def __init__(self, references: str) -> None:
+        self._references = references
+
+    @cached_property
+    def _functions(self) -> Mapping[str, RecordFunction]:
+        return dict(_import_record_function(reference) for reference in filter(None, self._references.split(",")))
+
+    def load(self) -> None:
+        _ = self._functions
+
+    def find_function(self, name: str) -> RecordFunction:
+        if name not in self._functions:
+            names = ", ".join(sorted(self._functions))
+            expected = f"one of {names}" if names else "one that the workers' setting functions names; it names none"
+            raise InvalidInput("function", expected=expected, found=name)
+        return self._functions[name]
+
+
+def _import_record_function(reference: str) -> tuple[str, RecordFunction]:
+    module, _, name = reference.partition(":")
+    try:
+        function = getattr(import_module(module), name, None)
+    except (Exception, SystemExit) as error:  # a script that calls `sys.exit` would otherwise end the worker
+        found = f"{reference} ({type(error).__name__}: {error})"
+        raise InvalidInput("functions", expected="modules that can be imported", found=found) from error
+    if not callable(function):
+        raise InvalidInput("functions", expected=f"a function {name} in the module {module}", found=reference)
+    return name, function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +95,12 @@ class LogStorePolicies:
     bucket_limits: SealAndMergeLimits = field(default_factory=SealAndMergeLimits)
     delivery_tolerance_ms: int = 0  # time by which a message may be delivered early
     finished_retention_s: float = 30 * _DAY_S
-    records: RecordLogPolicies = field(default_factory=RecordLogPolicies)
+    flush_interval_s: float = 5.0  # pause between two searches for changes
+    cursor_flush_interval_s: float = 60.0  # time between two flushes of cursors
+    clock_bound_s: float = 60.0  # maximum difference between the clocks of catalog and object store
+    eligible_age_s: float = _DAY_S  # younger tombstones stay; a replica that is silent for longer is STALE
+    raider_sleep_s: float = 0.001  # pause between two blocks that a raid reads
+    functions: RecordFunctionRegistry = field(default_factory=lambda: ImportedRecordFunctions(""))
     new_uuid: Callable[[], str] = lambda: str(uuid4())
 
 
@@ -63,187 +113,151 @@ class LogStoreBuckets:
     replicas: Mapping[str, OwnedStore] = field(default_factory=dict)  # replica buckets by name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexBucketServices:
-    snapshots: IndexBucketSnapshots
-    sealer: Sealer
-    merger: Merger
-    publisher: BuiltIndexPublisher  # publishes the results of bulk jobs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LogStore:
-    """Log store of one process: the catalog, the buckets, and all services that use them."""
+    """Log store of one process. Only tests pass a `clock`."""
 
-    catalog: Catalog
-    objects: OwnedStore  # the primary bucket
-    buckets: BucketAtLocation  # tiered buckets by location
-    record_objects: OwnedStore  # the records bucket
-    storages: StorageByCopyKind  # by kind of copy
-    policies: LogStorePolicies
-    committer: GroupCommitter
-    topic_logs: TopicLogs
-    subscriptions: Subscriptions
-    schemas: SchemaRegistry
-    offloader: Offloader
-    broadcasts: Broadcaster
-    buffer_snapshots: BufferSnapshots
-    rebuilder: BufferRebuilder
-    delayed: IndexBucketServices
-    delivery: MessageDelivery
-    records: RecordLogServices
-    bulk: BulkJobRunner
-    cluster: PulsarClusterAccess
-    store_now_us: Callable[[], int]  # the object store's clock, in microseconds since 1970
-
-
-@contextmanager
-def assemble_log_store(
-    *,
-    catalog: Catalog,
-    stores: LogStoreBuckets,
-    policies: LogStorePolicies,
-    bulk: BulkJobRunner,
-    cluster: PulsarClusterAccess,
-    clock: Clock | None = None,
-) -> Iterator[LogStore]:
-    """Assemble the services of a log store, for use inside the block. Only tests pass a `clock`."""
-    parts = _SharedParts(
-        catalog,
-        stores.primary,
-        stores.tiered,
-        policies,
-        clock or Clock(),
-        GroupCommitter(catalog.commits.commit_writes),
-    )
-    contents = ComponentLedgers(
-        components=catalog.components,
-        ledgers=catalog.ledgers,
-        objects=parts.objects,
-        application=policies.application,
-        patience_s=policies.registration_timeout_s,
-        clock=parts.clock,
-    )
-    topic_logs, subscriptions = _create_topic_logs(parts), _create_subscriptions(parts, contents)
-    buffer_snapshots = BufferSnapshots(snapshots=catalog.transaction_snapshots, contents=contents)
-    delayed = _create_index_bucket_services(parts, contents)
-    broadcasts = Broadcaster(
-        transactions=catalog.transactions,
-        topics=catalog.topics,
-        topic_logs=topic_logs,
-        epoch=catalog.ledgers.catalog_epoch,
-        advance=subscriptions.acknowledge,
-    )
-    with closing(parts.committer), closing(topic_logs), closing(broadcasts):
-        yield LogStore(
-            catalog=catalog,
-            objects=parts.objects,
-            buckets=parts.buckets,
-            record_objects=stores.records,
-            storages={
-                CopyKind.LEDGER.value: PrimaryCopyStorage(parts.objects),
-                CopyKind.OFFLOADED_LEDGER.value: TieredCopyStorage(parts.buckets, now_us=catalog.offloads.now_us),
-            },
-            policies=policies,
-            committer=parts.committer,
-            topic_logs=topic_logs,
-            subscriptions=subscriptions,
-            schemas=SchemaRegistry(schemas=catalog.schemas, component_ledgers=contents),
-            offloader=Offloader(
-                offloads=catalog.offloads,
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        stores: LogStoreBuckets,
+        policies: LogStorePolicies,
+        bulk: BulkJobRunner,
+        cluster: PulsarClusterAccess,
+        clock: Clock | None = None,
+    ) -> None:
+        clock = clock or Clock()
+        self.catalog, self.policies, self.bulk, self.cluster = catalog, policies, bulk, cluster
+        self.objects = stores.primary
+        self.buckets = stores.tiered
+        self.record_objects = stores.records
+        self.store_now_us = stores.now_us
+        self.storages: StorageByCopyKind = {
+            CopyKind.LEDGER.value: PrimaryCopyStorage(stores.primary),
+            CopyKind.OFFLOADED_LEDGER.value: TieredCopyStorage(stores.tiered, now_us=catalog.offloads.now_us),
+        }
+        self.committer = GroupCommitter(catalog.commits.commit_writes)
+        tiered = TieredCopyFinder(offloads=catalog.offloads, buckets=stores.tiered)
+        contents = ComponentLedgers(
+            components=catalog.components,
+            ledgers=catalog.ledgers,
+            objects=stores.primary,
+            application=policies.application,
+            patience_s=policies.registration_timeout_s,
+            clock=clock,
+        )
+        self.topic_logs = TopicLogs(
+            ledgers=catalog.ledgers,
+            transactions=catalog.transactions,
+            objects=stores.primary,
+            committer=self.committer,
+            application=policies.application,
+            policy=policies.roll,
+            registration_timeout_s=policies.registration_timeout_s,
+            tiered=tiered,
+            clock=clock,
+        )
+        self.subscriptions = Subscriptions(
+            cursors=catalog.cursors,
+            transactions=catalog.transactions,
+            committer=self.committer,
+            snapshots=CursorSnapshots(
+                cursors=catalog.cursors,
                 ledgers=catalog.ledgers,
-                primary=parts.objects,
-                buckets=parts.buckets,
-                driver_metadata=policies.driver_metadata,
-                folder=policies.scratch,
-                monotonic_s=parts.clock.monotonic_s,
+                component_ledgers=contents,
+                inline_bytes=policies.cursor_inline_bytes,
+                clock=clock,
             ),
-            broadcasts=broadcasts,
-            buffer_snapshots=buffer_snapshots,
-            rebuilder=BufferRebuilder(
-                ledgers=catalog.ledgers,
-                transactions=catalog.transactions,
-                objects=parts.objects,
-                tiered=parts.tiered,
-                snapshots=buffer_snapshots,
-            ),
-            delayed=delayed,
-            delivery=MessageDelivery(
-                index=catalog.delayed,
-                snapshots=delayed.snapshots,
-                topic_logs=topic_logs,
-                subscriptions=subscriptions,
-                transactions=catalog.transactions,
-                clock=parts.clock,
-                tolerance_ms=policies.delivery_tolerance_ms,
-            ),
-            records=create_record_log_services(
-                catalog,
-                stores.records,
-                policies.records,
-                primary=parts.objects,
-                replicas=stores.replicas,
-                clock=parts.clock,
-                store_now_us=stores.now_us,
-            ),
-            bulk=bulk,
-            cluster=cluster,
-            store_now_us=stores.now_us,
+        )
+        self.schemas = SchemaRegistry(schemas=catalog.schemas, component_ledgers=contents)
+        self.offloader = Offloader(
+            offloads=catalog.offloads,
+            ledgers=catalog.ledgers,
+            primary=stores.primary,
+            buckets=stores.tiered,
+            driver_metadata=policies.driver_metadata,
+            folder=policies.scratch,
+            monotonic_s=clock.monotonic_s,
+        )
+        self.broadcasts = Broadcaster(
+            transactions=catalog.transactions,
+            topics=catalog.topics,
+            topic_logs=self.topic_logs,
+            epoch=catalog.ledgers.catalog_epoch,
+            advance=self.subscriptions.acknowledge,
+        )
+        self.buffer_snapshots = BufferSnapshots(snapshots=catalog.transaction_snapshots, contents=contents)
+        self.rebuilder = BufferRebuilder(
+            ledgers=catalog.ledgers,
+            transactions=catalog.transactions,
+            objects=stores.primary,
+            tiered=tiered,
+            snapshots=self.buffer_snapshots,
+        )
+        self.delayed = IndexBucketServices(catalog, policies, stores.primary, tiered, contents)
+        self.delivery = MessageDelivery(
+            index=catalog.delayed,
+            snapshots=self.delayed.snapshots,
+            topic_logs=self.topic_logs,
+            subscriptions=self.subscriptions,
+            transactions=catalog.transactions,
+            clock=clock,
+            tolerance_ms=policies.delivery_tolerance_ms,
+        )
+        self.records = RecordLogServices(catalog, policies, stores, clock)
+
+    def close(self) -> None:
+        with closing(self.committer), closing(self.topic_logs):
+            self.broadcasts.close()
+
+
+class IndexBucketServices:
+    def __init__(
+        self,
+        catalog: Catalog,
+        policies: LogStorePolicies,
+        objects: OwnedStore,
+        tiered: TieredCopyFinder,
+        contents: ComponentLedgers,
+    ) -> None:
+        self.snapshots = IndexBucketSnapshots(ledgers=catalog.ledgers, contents=contents, objects=objects)
+        self.sealer = Sealer(
+            index=catalog.delayed,
+            transactions=catalog.transactions,
+            log=DeliveryTimeReader(ledgers=catalog.ledgers, objects=objects, tiered=tiered),
+            snapshots=self.snapshots,
+            limits=policies.bucket_limits,
+            scratch=policies.scratch,
+        )
+        self.merger = Merger(index=catalog.delayed, snapshots=self.snapshots, scratch=policies.scratch)
+        self.publisher = BuiltIndexPublisher(index=catalog.delayed, snapshots=self.snapshots)  # of bulk jobs' results
+
+
+class RecordLogServices:
+    def __init__(self, catalog: Catalog, policies: LogStorePolicies, stores: LogStoreBuckets, clock: Clock) -> None:
+        self._catalog, self._policies, self._primary, self._clock = catalog, policies, stores.primary, clock
+        self.log = RecordLog(stores.records)
+        self.flusher = Flusher(
+            catalog.records,
+            self.log,
+            clock_bound_s=policies.clock_bound_s,
+            cursor_interval_s=policies.cursor_flush_interval_s,
+        )
+        self.defragmenter = Defragmenter(catalog.records, self.log)
+        self.sweeper = RecordsBucketSweeper(stores.records, self.log)
+        self.replication = ReplicaShipments(
+            stores.records, stores.replicas, store_now_us=stores.now_us, eligible_age_s=policies.eligible_age_s
         )
 
-
-@dataclass(frozen=True, slots=True)
-class _SharedParts:
-    catalog: Catalog
-    objects: OwnedStore
-    buckets: BucketAtLocation
-    policies: LogStorePolicies
-    clock: Clock
-    committer: GroupCommitter
-
-    @property
-    def tiered(self) -> TieredCopyFinder:
-        return TieredCopyFinder(offloads=self.catalog.offloads, buckets=self.buckets)
-
-
-def _create_topic_logs(parts: _SharedParts) -> TopicLogs:
-    return TopicLogs(
-        ledgers=parts.catalog.ledgers,
-        transactions=parts.catalog.transactions,
-        objects=parts.objects,
-        committer=parts.committer,
-        application=parts.policies.application,
-        policy=parts.policies.roll,
-        registration_timeout_s=parts.policies.registration_timeout_s,
-        tiered=parts.tiered,
-        clock=parts.clock,
-    )
-
-
-def _create_subscriptions(parts: _SharedParts, contents: ComponentLedgers) -> Subscriptions:
-    cursors, inline_bytes = parts.catalog.cursors, parts.policies.cursor_inline_bytes
-    snapshots = CursorSnapshots(
-        cursors=cursors,
-        ledgers=parts.catalog.ledgers,
-        component_ledgers=contents,
-        inline_bytes=inline_bytes,
-        clock=parts.clock,
-    )
-    transactions = parts.catalog.transactions
-    return Subscriptions(cursors=cursors, transactions=transactions, committer=parts.committer, snapshots=snapshots)
-
-
-def _create_index_bucket_services(parts: _SharedParts, contents: ComponentLedgers) -> IndexBucketServices:
-    index, scratch = parts.catalog.delayed, parts.policies.scratch
-    snapshots = IndexBucketSnapshots(ledgers=parts.catalog.ledgers, contents=contents, objects=parts.objects)
-    sealer = Sealer(
-        index=index,
-        transactions=parts.catalog.transactions,
-        log=DeliveryTimeReader(ledgers=parts.catalog.ledgers, objects=parts.objects, tiered=parts.tiered),
-        snapshots=snapshots,
-        limits=parts.policies.bucket_limits,
-        scratch=scratch,
-    )
-    merger = Merger(index=index, snapshots=snapshots, scratch=scratch)
-    publisher = BuiltIndexPublisher(index=index, snapshots=snapshots)
-    return IndexBucketServices(snapshots=snapshots, sealer=sealer, merger=merger, publisher=publisher)
+    def raider(self, eligible_age_s: float | None) -> Raider:
+        """Return a raider of tombstones with a minimum age. `None` means the age of the policy."""
+        return Raider(
+            self._catalog.records,
+            self._catalog.tombstones,
+            self.log,
+            self._primary,
+            eligible_age_s=self._policies.eligible_age_s if eligible_age_s is None else eligible_age_s,
+            replica_age_s=self._policies.eligible_age_s,  # the policy's age, even if the raid has another age
+            sleep_s=self._policies.raider_sleep_s,
+            clock=self._clock,
+        )

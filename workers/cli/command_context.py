@@ -9,15 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from infra.telemetry.span_reader import ERROR_TYPE_ATTRIBUTE
 from logstore.errors import SextonError
+from logstore.subjects import LEDGERS, MAX_LEDGERS, TOPIC, AttributeValue
 from logstore.validated_names import TopicName, check_producer_or_actor_name
-from workers.hosting.request_subject import (
-    ERROR_TYPE,
-    EXIT_CODE,
-    AttributeValue,
-    command_span_attributes,
-    format_span_error,
-)
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -32,6 +27,8 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 _Result = TypeVar("_Result")
 _FLUSH_TIMEOUT_S = 2.0  # a person must not wait long for a dead collector
+_MAX_SPAN_ERROR_CHARACTERS = 1_000  # the failure has the full text
+_ATTRIBUTE_BY_ARGUMENT = {"workflow_id": "temporalWorkflowID", "bundle": "sexton.bundle"}
 
 
 def _import_on_call(module: str, name: str) -> Callable[..., Any]:
@@ -50,12 +47,13 @@ class CommandTraceSpan:
         return f"{self._span.get_span_context().trace_id:032x}"
 
     def record_result(self, code: int, facts: "Mapping[str, AttributeValue]", failure: "CommandFailure | None") -> None:
-        self._span.set_attributes({**facts, EXIT_CODE: code})
+        self._span.set_attributes({**facts, "sexton.exit_code": code})
         if failure is not None:
             from opentelemetry.trace import StatusCode  # noqa: PLC0415 - loaded already
 
-            self._span.set_attribute(ERROR_TYPE, failure.type)
-            self._span.set_status(StatusCode.ERROR, format_span_error(failure.type, failure.message))
+            self._span.set_attribute(ERROR_TYPE_ATTRIBUTE, failure.type)
+            description = f"{failure.type}: {failure.message}"[:_MAX_SPAN_ERROR_CHARACTERS]
+            self._span.set_status(StatusCode.ERROR, description)
 
 
 class CommandServices:
@@ -78,16 +76,15 @@ class CommandServices:
     ) -> Iterator["CommandTraceSpan"]:
         from opentelemetry import trace  # noqa: PLC0415
 
-        from infra.telemetry.span_files import prune_span_files_if_due  # noqa: PLC0415
-        from infra.telemetry.tracing import start_tracing  # noqa: PLC0415
+        from infra.telemetry.tracing import prune_span_files_if_due, start_tracing  # noqa: PLC0415
 
-        tracing = start_tracing("sexton", traces_dir=settings.traces_dir)
+        provider = start_tracing("sexton", traces_dir=settings.traces_dir)
         span = trace.get_tracer("sexton.cli").start_span(command, start_time=began_ns)
         try:
             with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
                 yield CommandTraceSpan(span)
         finally:
-            tracing.flush(timeout_s=_FLUSH_TIMEOUT_S)
+            provider.force_flush(round(_FLUSH_TIMEOUT_S * 1000))
             prune_span_files_if_due(
                 settings.traces_dir, older_than_s=settings.trace_retention, max_bytes=settings.trace_max_bytes
             )
@@ -102,9 +99,9 @@ class CommandServices:
 
         return await Sexton.connect(settings, catalog)
 
-    open_log = _import_on_call("workers.assembly.log_store_from_settings", "open_log_store_on_catalog")
+    open_log = _import_on_call("workers.assembly.log_store", "open_log_store_on_catalog")
     apply_preview = _import_on_call("workers.assembly.activities", "create_apply_preview")
-    roll_policy = _import_on_call("workers.assembly.log_store_from_settings", "roll_policy_from_settings")
+    roll_policy = _import_on_call("workers.assembly.log_store", "roll_policy_from_settings")
     open_directory = _import_on_call("workers.operations.bundle_owners", "open_directory")
     upgrade = _import_on_call("workers.operations.embedded_stack", "upgrade_catalog")
     up = _import_on_call("workers.operations.embedded_stack", "start_stack")
@@ -188,7 +185,7 @@ class CommandContext:
         if self._span is None and not (code and self._has_home()):
             return None
         span = self._open_span()
-        span.record_result(code, command_span_attributes(self._command, arguments), failure)
+        span.record_result(code, _span_attributes_from_arguments(self._command, arguments), failure)
         return span.trace_id
 
     def _has_home(self) -> bool:
@@ -224,3 +221,18 @@ class CommandContext:
 
     def close(self) -> None:
         self._opened.close()
+
+
+def _span_attributes_from_arguments(command: str, arguments: Mapping[str, object]) -> dict[str, AttributeValue]:
+    """Return span attributes for the topic, ledgers, workflow and bundle in the arguments of a command."""
+    attributes: dict[str, AttributeValue] = {}
+    for name, value in arguments.items():
+        if isinstance(value, str) and value.startswith("persistent://"):
+            attributes[TOPIC] = value
+        elif name in {"ledger_id", "ledger"} or (name == "ids" and command.startswith("sexton ledger ")):
+            ledgers = [value] if isinstance(value, int) else value
+            if isinstance(ledgers, list) and ledgers:
+                attributes[LEDGERS] = [int(ledger_id) for ledger_id in ledgers[:MAX_LEDGERS]]
+        elif name in _ATTRIBUTE_BY_ARGUMENT and isinstance(value, str):
+            attributes[_ATTRIBUTE_BY_ARGUMENT[name]] = value
+    return attributes

@@ -122,8 +122,12 @@ def _classify_temporal_error(error: BaseException) -> CommandFailure | None:
     from temporalio.exceptions import ApplicationError  # noqa: PLC0415
     from temporalio.service import RPCError  # noqa: PLC0415
 
-    from workers.client.temporal_faults import explain_server_fault  # noqa: PLC0415
-    from workers.hosting.request_subject import FIELD, TRACE_ID, find_detail  # noqa: PLC0415
+    from workers.client.temporal_faults import (  # noqa: PLC0415
+        FIELD,
+        TRACE_ID,
+        explain_server_fault,
+        find_detail,
+    )
 
     chain = list(_iterate_causes(error))
     # If the command joined a running job, the job's trace is not the command's.

@@ -16,7 +16,6 @@ from workers.cli.command_registration import command, create_command_group
 from workers.cli.exit_codes import ExitCode
 from workers.cli.progress_bar import show_progress_bar
 from workers.cli.shared_options import DryRun, Reason, check_worker_id_option
-from workers.human_readable_values import select_fields
 
 if TYPE_CHECKING:
     from infra.coordination.ownership_nodes import OwnershipNodes
@@ -68,7 +67,13 @@ def list_bundle_owners_and_workers(
     if worker is not None and worker not in {row.worker_id for row in ownership.workers} and not bundles:
         print_note(f"no worker {worker}: it has no live session, and owns no bundle")
     workers = [
-        select_fields(row, "worker_id load room bundles") | {"session": _format_session(row.session)}
+        {
+            "worker_id": row.worker_id,
+            "load": row.live.load.load if row.live else None,
+            "room": row.live.load.room if row.live else None,
+            "bundles": row.bundles,
+            "session": _format_session(row.live.session if row.live else None),
+        }
         for row in ownership.workers
         if worker in {None, row.worker_id}
     ]
@@ -174,7 +179,7 @@ def unload_bundle(
             return Answer(document=document)
         with show_progress_bar(f"waiting for an owner of {owned.name}"):
             lease = unloader.wait_until_acquired(owned, within_s=_ACQUISITION_TIMEOUT_S)
-    document |= {"taken_by": lease.worker_id if lease else None, "taken_fence": lease.counter if lease else None}
+    document |= {"taken_by": lease.worker_id if lease else None, "taken_fence": lease.fence if lease else None}
     if lease is None:
         print_note(
             f"it is unloaded, and no worker took it within {_ACQUISITION_TIMEOUT_S:.0f} s; see `sexton owners list`"
@@ -186,9 +191,9 @@ def _make_owned_document(owned: "OwnedBundle") -> dict[str, object]:
     return {
         "bundle": owned.name,
         "number": int(owned.bundle),
-        "owner": owned.worker_id,
+        "owner": owned.node.worker_id,
         "fence": owned.fence,
-        "session": _format_session(owned.session),
+        "session": _format_session(owned.node.session),
     }
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def _check_transactions(texts: Sequence[str]) -> list[str]:
     """Return the ids without repetitions."""
-    from workflows.input_bounds import MAX_ABORTED_TRANSACTIONS  # noqa: PLC0415 - start-up time
+    from workflows.pulsar.job_definitions import MAX_ABORTED_TRANSACTIONS  # noqa: PLC0415 - start-up time
 
     transactions = list(dict.fromkeys(str(check_transaction(text)) for text in texts))
     if len(transactions) > MAX_ABORTED_TRANSACTIONS:

@@ -52,8 +52,7 @@ def deploy_build(
     build at their next step. Workers take part if the setting deployment_name is set. A build is refused if no worker
     polls one of its task queues now. You may repeat the command.
     """
-    from infra.stack.stack_home import StackHome  # noqa: PLC0415 - start-up time
-    from infra.stack.worker_records import find_crashed_worker_ids  # noqa: PLC0415
+    from infra.stack.stack_home import StackHome, find_crashed_worker_ids  # noqa: PLC0415 - start-up time
     from workers.client.temporal_connection import run_with_client  # noqa: PLC0415
     from workers.operations import worker_builds  # noqa: PLC0415
 

@@ -20,10 +20,12 @@ from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ports.catalog.log import Topic
 from workers.catalog_match import mark_namespace_as_own, refuse_foreign_primary_bucket
 from workers.settings import Settings
-from workflows import input_bounds, search_attributes
+from workers.validation_refusals import require_valid_input
+from workflows import search_attributes
 from workflows.deletion.job_definitions import DeletionPolicy
 from workflows.job_definition import DescribedJobInput, JobDefinition
 from workflows.offload.job_definitions import OffloadLimits
+from workflows.task_queues import bulk_queue, uploads_queue
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
 Q = TypeVar("Q", bound=DescribedJobInput)
@@ -181,11 +183,11 @@ class JobClient:
         return OffloadLimits(
             timeout_s=settings.offload_timeout,
             parallelism=settings.offload_parallelism,
-            queue=input_bounds.uploads_queue(settings.task_queue),
+            queue=uploads_queue(settings.task_queue),
         )
 
     def require_valid(self, request: V) -> V:
-        input_bounds.check_input_bounds(request, queue=self._settings.task_queue)
+        require_valid_input(request, self._settings.task_queue)
         return request
 
     async def start(
@@ -229,7 +231,7 @@ class JobClient:
             request,
             run_id=run_id,
             topic_ids=sorted({int(topic.topic_id) for topic in topics or ()}),
-            queue=input_bounds.bulk_queue(self._settings.task_queue),
+            queue=bulk_queue(self._settings.task_queue),
         )
         attributes: list[SearchAttributePair[Any]] = [run_id_search_attribute(run_id)]
         if topics is not None and len(request.topic_ids) == 1:

@@ -13,7 +13,7 @@ from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_job_inputs_and_results import SCRUB_RATE
 from logstore.records.tombstone_rules import DeleteDurability
 from workers.client.job_client import Handle, JobClient, run_id_search_attribute, topic_search_attribute
-from workflows import input_bounds, search_attributes
+from workflows import search_attributes
 from workflows.delayed.job_definitions import (
     BUILD_DELAYED_INDEX,
     MERGE_BUCKETS,
@@ -78,6 +78,7 @@ from workflows.records.job_definitions import (
     ReplicateRecordsInput,
     ReplicateRecordsResult,
 )
+from workflows.task_queues import bulk_queue, records_queue
 from workflows.topic_build_types import BuildResult
 
 
@@ -144,7 +145,7 @@ class MaintenanceJobClient(JobClient):
             unsafe_age=unsafe_age,
             inventories=list(inventories),
             master=master,
-            queue=input_bounds.bulk_queue(self._settings.task_queue),
+            queue=bulk_queue(self._settings.task_queue),
         )
         summary = "compare storage with the catalog"
         return await self.start(
@@ -180,7 +181,7 @@ class MaintenanceJobClient(JobClient):
             between_s=between_s,
             unsafe_age=unsafe_age,
             master=master,
-            queue=input_bounds.bulk_queue(self._settings.task_queue),
+            queue=bulk_queue(self._settings.task_queue),
         )
         summary = "compare two scans of the Pulsar cluster"
         return await self.start(
@@ -301,7 +302,7 @@ class MaintenanceJobClient(JobClient):
             topic_ids=ids,
             bytes_per_s=bytes_per_s,
             master=master,
-            queue=input_bounds.bulk_queue(self._settings.task_queue),
+            queue=bulk_queue(self._settings.task_queue),
         )
         scope = f"{len(ids):,} topics" if ids else "every topic"
         return await self.start(SCRUB_LEDGERS, request, *scrub_job_key(ids), summary=f"scrub ledgers of {scope}")
@@ -394,4 +395,4 @@ class MaintenanceJobClient(JobClient):
 
     @property
     def _records_queue(self) -> str:
-        return input_bounds.records_queue(self._settings.task_queue)
+        return records_queue(self._settings.task_queue)

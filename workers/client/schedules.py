@@ -29,11 +29,11 @@ from workers.client.payload_encryption import encryption_key_name, get_codec
 from workers.settings import Settings
 from workflows.delayed.job_definitions import SEAL_BUCKETS
 from workflows.deletion.job_definitions import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy
-from workflows.input_bounds import bulk_queue, records_queue, transactions_queue
 from workflows.job_definition import DescribedJobInput, JobDefinition
 from workflows.pulsar.job_definitions import PLAN_PULSAR
 from workflows.reconciliation.job_definitions import RECONCILE_ORPHANS, SCRUB_LEDGERS
 from workflows.records.job_definitions import DEFRAGMENT_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS, SWEEP_RECORDS
+from workflows.task_queues import bulk_queue, records_queue, transactions_queue
 from workflows.transactions.job_definitions import SWEEP_TRANSACTIONS
 
 _SWEEP: Final = "sexton-sweep"

@@ -11,7 +11,7 @@ Example:
 import asyncio
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
 from temporalio.client import Client, WorkflowHistory
@@ -235,21 +235,23 @@ class Sexton(MaintenanceJobClient, TransactionJobClient):
             PreconditionFailed: A row is pending or deleted.
         """
         batch_id = f"redrive-{uuid.uuid4().hex[:12]}"
-        cause = self.require_valid(AuditCause(actor=actor, reason=reason, workflow_id=DELETE_LEDGERS.id(batch_id)))
+        request = self.require_valid(
+            DeleteLedgersInput(
+                batch_id=batch_id,
+                topic_id=0,
+                topic="",
+                catalog_epoch=0,
+                actor=actor,
+                reason=reason,
+                policy=self._deletion_policy,
+            )
+        )
         await self.mark_namespace_and_get_client()  # checked before any row changes
+        cause = AuditCause(actor=actor, reason=reason, workflow_id=DELETE_LEDGERS.id(batch_id))
         count, epoch = await asyncio.to_thread(self._redrive_and_read_epoch, row_ids, batch_id, cause)
         if not count:
             return RedriveResult(started=0)
-        request = DeleteLedgersInput(
-            batch_id=batch_id,
-            topic_id=0,
-            topic="",
-            catalog_epoch=epoch,
-            actor=actor,
-            reason=reason,
-            policy=self._deletion_policy,
-            carried=DeleteLedgersProgress(intents=count),
-        )
+        request = replace(request, catalog_epoch=epoch, carried=DeleteLedgersProgress(intents=count))
         summary = f"{count} dead letters, tried again"
         handle = await self.start(
             DELETE_LEDGERS, request, batch_id, summary=summary, attributes=[run_id_search_attribute(batch_id)]

@@ -11,10 +11,10 @@ from temporalio.client import Client
 from temporalio.service import TLSConfig
 
 from logstore.errors import InvalidInput, ServiceFailed
-from logstore.setting_files import read_setting_file
+from logstore.setting_files import PemFiles, read_setting_file
 from workers.client.temporal_faults import CHECK_API_KEY_ADVICE
 from workers.settings import Settings, read_secret_file, read_temporal_api_key
-from workers.settings.tls_files import TlsFilePaths
+from workers.settings.tls_files import read_tls_files
 
 _log = logging.getLogger(__name__)
 _KEY_CHECK_INTERVAL_S: Final = 5.0
@@ -39,14 +39,14 @@ class TemporalCredentials:
 def read_temporal_credentials(settings: Settings) -> TemporalCredentials:
     """Read the credentials in the settings, and check them as far as possible without a connection."""
     key = read_temporal_api_key(settings)
-    files = TlsFilePaths.from_checked_settings(settings, "temporal")
+    files = read_tls_files(settings, "temporal")
     if settings.temporal_uses_tls and settings.temporal_tls == "off":
         raise InvalidInput("temporal_tls", expected="on, because other settings need TLS", found="off")
     tls = _read_tls_config(files, settings.temporal_server_name) if settings.temporal_uses_tls else None
     return TemporalCredentials(tls=tls, api_key=key, api_key_file=settings.temporal_api_key_file)
 
 
-def _read_tls_config(files: TlsFilePaths, server_name: str) -> TLSConfig:
+def _read_tls_config(files: PemFiles, server_name: str) -> TLSConfig:
     paths = {"ca": files.ca, "cert": files.cert, "key": files.key}
     ca, cert, key = (read_setting_file(f"temporal_{name}_file", path) if path else None for name, path in paths.items())
     return TLSConfig(server_root_ca_cert=ca, client_cert=cert, client_private_key=key, domain=server_name or None)

@@ -1,5 +1,6 @@
-"""Faults of the Temporal server as `ServiceFailed`, with the problem and advice for an operator."""
+"""Faults of the Temporal server as `ServiceFailed`, and details in failures of jobs."""
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from temporalio.api.errordetails.v1 import NamespaceNotFoundFailure
@@ -7,6 +8,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from logstore.errors import ServiceFailed
 from workflows import search_attributes
+
+TRACE_ID: Final = "trace_id"
+"""Key in the details of a failure."""
+
+FIELD: Final = "field"
+"""Key in the details of a failure. The value is the refused field of the input."""
 
 CHECK_API_KEY_ADVICE: Final = "check temporal_api_key or temporal_api_key_file, and the namespace that the key is for"
 _READ_LOG_ADVICE = "run `sexton up`, or read its log"
@@ -49,3 +56,8 @@ def _find_missing_namespace(error: RPCError) -> str | None:
         if detail.Unpack(failure):
             return failure.namespace
     return None
+
+
+def find_detail(details: Sequence[object], key: str) -> str | None:
+    values = (detail[key] for detail in details if isinstance(detail, Mapping) and key in detail)
+    return next((str(value) for value in values), None)

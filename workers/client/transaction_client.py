@@ -25,7 +25,8 @@ from logstore.ports.catalog.log import AcknowledgeResult, BeginTransactionWrite,
 from logstore.positions import Position
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState, check_timeout
 from workers.client.job_client import Handle, JobClient
-from workflows import input_bounds, search_attributes
+from workflows import search_attributes
+from workflows.task_queues import transactions_queue
 from workflows.topic_build_types import BuildResult
 from workflows.transactions.job_definitions import (
     BROADCAST_TRANSACTION,
@@ -217,15 +218,13 @@ class TransactionJobClient(JobClient):
 
     async def wake_coordinator(self, tc_id: int) -> None:
         """Wake a coordinator to look for work. Starts its workflow if it is not running."""
-        request = CoordinatorInput(tc_id=tc_id, queue=input_bounds.transactions_queue(self._settings.task_queue))
+        request = CoordinatorInput(tc_id=tc_id, queue=transactions_queue(self._settings.task_queue))
         summary = f"transactions of coordinator {tc_id}"
         await self.start(TRANSACTION_COORDINATOR, request, tc_id, summary=summary, signal="wake")
 
     async def broadcast_transaction(self, txn: TransactionId) -> Handle[BroadcastProgress]:
         """Send the decision of one transaction to its participants. Joins a running broadcast of the transaction."""
-        request = BroadcastTransactionInput(
-            txn=str(txn), queue=input_bounds.transactions_queue(self._settings.task_queue)
-        )
+        request = BroadcastTransactionInput(txn=str(txn), queue=transactions_queue(self._settings.task_queue))
         return await self.start(
             BROADCAST_TRANSACTION,
             request,

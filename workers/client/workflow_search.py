@@ -6,7 +6,13 @@ from typing import Any
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
-from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus, WorkflowHistory
+from temporalio.client import (
+    Client,
+    WorkflowExecution,
+    WorkflowExecutionDescription,
+    WorkflowExecutionStatus,
+    WorkflowHistory,
+)
 from temporalio.service import RPCError, RPCStatusCode
 
 from logstore.errors import PreconditionFailed, UnknownObject
@@ -29,6 +35,15 @@ class WorkflowSummary:
 _STATUS_NAME = {
     status: "".join(word.capitalize() for word in status.name.split("_")) for status in WorkflowExecutionStatus
 }
+
+
+async def describe_workflow_if_known(client: Client, workflow_id: str) -> WorkflowExecutionDescription | None:
+    try:
+        return await client.get_workflow_handle(workflow_id).describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return None
+        raise
 
 
 async def query_workflows(

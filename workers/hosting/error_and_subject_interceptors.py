@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.trace import Span
+from structlog.contextvars import bound_contextvars
 from temporalio import activity, workflow
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.exceptions import (
@@ -29,18 +30,11 @@ from temporalio.worker import (
 )
 
 from activities.owner_routing import CompletedWork
-from infra.telemetry.log_stream import bind_log_fields
-from infra.telemetry.span_reader import ATTEMPT_ATTRIBUTE
+from infra.telemetry.span_reader import ATTEMPT_ATTRIBUTE, ERROR_TYPE_ATTRIBUTE
 from logstore.errors import InvalidInput, NotOwner, ProgramMissing, SextonError, TerminalError
+from logstore.subjects import HasSubject, Subject
 from logstore.trace_id import current_trace_id
-from workers.hosting.request_subject import (
-    ERROR_TYPE,
-    FIELD,
-    TRACE_ID,
-    find_detail,
-    subject_span_attributes,
-    summarize_request,
-)
+from workers.client.temporal_faults import FIELD, TRACE_ID, find_detail
 
 FINAL_ERRORS: Final = (TerminalError, ProgramMissing)
 """Error types after which a retry would fail, too."""
@@ -50,6 +44,9 @@ UNKNOWN_FAULT: Final = "UnknownFault"
 
 _MAX_ATTEMPTS_AFTER_FAULT: Final = 10
 _FAULTS_DESCRIPTION: Final = "Attempts of activities that met an error which no code expects or translates"
+
+MAX_SUMMARY_BYTES: Final = 200
+"""Maximum size of a summary. A server refuses a workflow task with a summary of more than 400 bytes."""
 
 _log = logging.getLogger(__name__)
 
@@ -88,8 +85,8 @@ class _ActivityErrorAndSubjectInbound(ActivityInboundInterceptor):
         names = {"workflow_id": info.workflow_id, "run_id": info.workflow_run_id, "activity": info.activity_type}
         span.set_attribute(ATTEMPT_ATTRIBUTE, info.attempt)
         for value in input.args:
-            span.set_attributes(subject_span_attributes(value))
-        with bind_log_fields(**{name: value for name, value in names.items() if value}):
+            span.set_attributes(_find_subject(value).span_attributes())
+        with bound_contextvars(**{name: value for name, value in names.items() if value}):
             try:
                 result = await self.next.execute_activity(input)
             except SextonError as error:
@@ -100,12 +97,14 @@ class _ActivityErrorAndSubjectInbound(ActivityInboundInterceptor):
                 raise  # an error of Temporal, such as a cancellation
             except Exception as error:
                 raise _tag_span_and_add_trace_id(_log_and_count_unknown_fault(error, info), span) from error
-        span.set_attributes(subject_span_attributes(result.result if isinstance(result, CompletedWork) else result))
+        span.set_attributes(
+            _find_subject(result.result if isinstance(result, CompletedWork) else result).span_attributes()
+        )
         return result
 
 
 def _tag_span_and_add_trace_id(error: ApplicationError, span: Span) -> ApplicationError:
-    span.set_attribute(ERROR_TYPE, error.type or "")
+    span.set_attribute(ERROR_TYPE_ATTRIBUTE, error.type or "")
     return add_trace_id_to_details(error, current_trace_id())
 
 
@@ -154,7 +153,7 @@ class _WorkflowErrorAndSubjectInbound(WorkflowInboundInterceptor):
     async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:  # noqa: A002, ANN401 - the SDK's signature
         span, self._trace_id = trace.get_current_span(), current_trace_id()
         for value in input.args:
-            span.set_attributes(subject_span_attributes(value))
+            span.set_attributes(_find_subject(value).span_attributes())
         start_details = _describe_run("going on" if workflow.info().continued_run_id else "begun", input.args)
         workflow.set_current_details(start_details)
         try:
@@ -171,7 +170,7 @@ class _WorkflowErrorAndSubjectInbound(WorkflowInboundInterceptor):
             raise failure from error
         if workflow.get_current_details() == start_details:  # the workflow has written no details of its own
             workflow.set_current_details(_describe_run("ended", input.args))
-        span.set_attributes(subject_span_attributes(result))
+        span.set_attributes(_find_subject(result).span_attributes())
         return result
 
     async def handle_query(self, input: HandleQueryInput) -> Any:  # noqa: A002, ANN401 - the SDK's signature
@@ -187,6 +186,23 @@ class _ActivitySummaryOutbound(WorkflowOutboundInterceptor):
         if not input.summary and input.args:
             input.summary = summarize_request(input.args[0]) or None
         return super().start_activity(input)
+
+
+def _find_subject(value: object) -> Subject:
+    return value.subject() if isinstance(value, HasSubject) else Subject()
+
+
+def summarize_request(request: object) -> str:
+    """Return the request's subject in at most `MAX_SUMMARY_BYTES`. A replay returns the same text."""
+    return shorten_summary(_find_subject(request).summarize())
+
+
+def shorten_summary(text: str) -> str:
+    """Cut the text to `MAX_SUMMARY_BYTES` of UTF-8. A cut text ends with an ellipsis."""
+    encoded = text.encode()
+    if len(encoded) <= MAX_SUMMARY_BYTES:
+        return text
+    return encoded[: MAX_SUMMARY_BYTES - 3].decode(errors="ignore") + "…"
 
 
 def _describe_run(step: str, args: Sequence[Any]) -> str:

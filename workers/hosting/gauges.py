@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
 
 from temporalio.common import MetricGauge, MetricMeter
 
-from logstore.errors import InvalidInput, SextonError
+from logstore.catalog.engine.database_connections import parse_database_url
+from logstore.errors import InvalidInput, ServiceFailed, SextonError
 from logstore.ports.catalog.delayed import CatalogDelayedMessageCounts
 from logstore.ports.catalog.deletion import UndeletedCopyCounts
 from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
@@ -25,9 +27,66 @@ from logstore.records.services.replica_shipments import ReplicaShipments
 from logstore.records.tombstone_rules import ReplicaState
 from logstore.transactions.transaction_ids_and_states import TransactionState
 from workers.assembly.log_store import LogStore
-from workers.hosting.client_certificate_expiry import find_client_certificate_files, read_client_certificate
 from workers.hosting.readiness import Readiness
 from workers.settings import Settings
+from workers.settings.tls_files import read_tls_certificate_chain
+
+_MIN_REMAINING: Final = timedelta(days=7)
+_LIFETIME_DIVISOR: Final = 4  # bound for short-lived certificates, which a program renews
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientCertificate:
+    """TLS certificate of a client, with its chain. All certificates of the chain are valid from `since` to `until`."""
+
+    setting: str
+    path: str
+    since: datetime
+    until: datetime
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the chain expires within a week or a quarter of its lifetime, whichever is shorter."""
+        return self.until - datetime.now(UTC) < min(_MIN_REMAINING, (self.until - self.since) / _LIFETIME_DIVISOR)
+
+    def describe_expiry(self) -> str:
+        ends = "ended" if self.until <= datetime.now(UTC) else "ends"
+        return f"the certificate that {self.setting} names, {self.path}, {ends} at {self.until:%Y-%m-%dT%H:%MZ}"
+
+    def __str__(self) -> str:
+        return f"{self.setting} until {self.until:%Y-%m-%dT%H:%MZ}"
+
+
+def find_client_certificate_files(settings: Settings) -> dict[str, str]:
+    """Return the paths of TLS certificates by setting. `database_url` names its file in the parameter `sslcert`."""
+    path_by_setting = {name: str(getattr(settings, name)) for name in ("temporal_cert_file", "zookeeper_cert_file")}
+    with suppress(InvalidInput):  # an invalid URL is reported by the connection
+        path_by_setting["database_url"] = str(parse_database_url(settings.database_url).query.get("sslcert", ""))
+    return {name: path for name, path in path_by_setting.items() if path}
+
+
+def read_client_certificate(setting: str, path: str) -> ClientCertificate:
+    chain = read_tls_certificate_chain(setting, path)
+    since, until = max(link.not_valid_before_utc for link in chain), min(link.not_valid_after_utc for link in chain)
+    return ClientCertificate(setting=setting, path=path, since=since, until=until)
+
+
+def check_client_certificate_expiry(settings: Settings) -> str:
+    """Return a line with the expiry of each TLS certificate.
+
+    Raises:
+        InvalidInput: A certificate cannot be read.
+        ServiceFailed: A certificate has expired, or `is_due` is true.
+    """
+    certificates = [
+        read_client_certificate(name, path) for name, path in find_client_certificate_files(settings).items()
+    ]
+    for certificate in certificates:
+        if certificate.is_due:
+            advice = "renew it, then restart the workers one by one"
+            raise ServiceFailed("certificates", certificate.describe_expiry(), advice=advice)
+    return ", ".join(map(str, certificates))
+
 
 _READ_AT_START: Final = "temporal_cert_file"  # the process reads this certificate only when it starts
 _MAX_PLANS: Final = 100  # number of newest plans that are searched for finished plans
@@ -58,13 +117,13 @@ def make_gauge_updater(meter: MetricMeter, read: GaugeSource) -> Callable[[], No
     """Return a function that reads the source once and sets its gauges. Errors of the source are raised."""
     gauge_by_name: dict[str, MetricGauge] = {}
 
-    def update() -> None:
+    def update_gauges() -> None:
         for sample in read():
             if sample.name not in gauge_by_name:
                 gauge_by_name[sample.name] = meter.create_gauge(sample.name, sample.description, sample.unit)
             gauge_by_name[sample.name].set(sample.value, sample.labels)
 
-    return update
+    return update_gauges
 
 
 def sample_deletions(read_inflight: Callable[[], UndeletedCopyCounts]) -> Iterator[GaugeSample]:
@@ -255,9 +314,9 @@ class PeriodicGauges:
     def update_gauges_until_outage(self) -> None:
         """Update all gauges, or stop at an outage. Log one failure, and no other until all updates succeed again."""
         has_failed = False
-        for update in self._updaters:
+        for update_gauges in self._updaters:
             try:
-                update()
+                update_gauges()
             except SextonError as error:
                 self._log_once(error)
                 return  # other sources would wait for the same service
@@ -298,7 +357,7 @@ def make_periodic_gauges(meter: MetricMeter, log: LogStore, settings: Settings) 
 
 async def publish_readiness_repeatedly(meter: MetricMeter, readiness: Readiness) -> None:
     """Update the gauges of readiness every few seconds until cancelled. Run this on the event loop of `readiness`."""
-    update = make_gauge_updater(meter, partial(sample_readiness, readiness))
+    update_gauges = make_gauge_updater(meter, partial(sample_readiness, readiness))
     while True:
-        update()
+        update_gauges()
         await asyncio.sleep(_READINESS_INTERVAL_S)

@@ -69,18 +69,16 @@ def replay_history(
         debug_mode=debug,
     )
     fault = asyncio.run(replayer.replay_workflow(history, raise_on_replay_failure=False)).replay_failure
+    failure = None if fault is None else str(fault)
+    if failure and (match := _MESSAGE.search(failure)):
+        failure = match[1].replace('\\"', '"')
     return HistoryReplayResult(
         type=workflow_type,
         run_id=history.run_id,
         events=len(history.events),
-        failure=None if fault is None else _extract_message(str(fault)),
+        failure=failure,
         nondeterministic=isinstance(fault, NondeterminismError),
     )
-
-
-def _extract_message(fault: str) -> str:
-    match = _MESSAGE.search(fault)
-    return match[1].replace('\\"', '"') if match else fault
 
 
 def _find_workflow_of_history(history: WorkflowHistory) -> tuple[str, Callable[..., Any]]:

@@ -53,9 +53,6 @@ class ReadinessCheckResult:
     detail: str  # empty if `ok`
     required: bool = True  # whether the worker is unready while this check fails
 
-    def to_json(self) -> dict[str, object]:
-        return {"name": self.name, "ok": self.ok, "detail": self.detail, "required": self.required}
-
 
 class Readiness:
     """Latest check results of one process. Not thread-safe: use it only on the process's event loop."""

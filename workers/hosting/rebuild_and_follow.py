@@ -4,49 +4,57 @@ If a command is killed, its workflow waits for a worker. The workflow continues 
 """
 
 import asyncio
+import hashlib
 import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from threading import Lock
 from typing import Any, Final
 
-from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 
+from activities.records.follow_records import FollowRecordsActivities
+from activities.records.rebuild_catalog import LoadedCatalogServices, RebuildCatalogActivities
+from infra.stack.stack_home import StackHome, find_crashed_worker_ids, read_live_workers
 from logstore import failpoints
+from logstore.catalog import open_catalog
 from logstore.catalog.engine.database_connections import mask_passwords
-from logstore.errors import PreconditionFailed, UnknownObject
+from logstore.catalog.records.rebuild_loading import RebuildDatabase
+from logstore.catalog.records.replica_database import open_replica_database
+from logstore.errors import PreconditionFailed, ServiceRefused, UnknownObject
 from logstore.identity.bucket_markers import BucketRole
+from logstore.offload.tiered_copy import CopyLocation
 from logstore.records.absent_ledger_share import MAX_ABSENT_SHARE
 from logstore.records.job_results import FollowedRecords
 from logstore.records.rebuild_job import RebuildId
+from logstore.records.services.flusher import Flusher
 from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import RecordLog
-from workers.assembly.checked_buckets import identify_catalog_by_records_marker
-from workers.assembly.rebuild_and_follow_parts import (
-    FollowCommandParts,
-    RebuildCommandParts,
-    open_follow_parts,
-    open_rebuild_parts,
-)
+from logstore.records.services.replica_follower import ReplicaFollower, ReplicaFollowSettings
+from logstore.records.services.upload_adoption import UploadAdopter
+from workers.assembly.checked_buckets import identify_catalog_by_records_marker, make_checked_bucket_opener
+from workers.assembly.log_store_from_settings import make_store_clock, open_spark_bulk_jobs
 from workers.catalog_match import list_configured_buckets, mark_namespace_as_own
 from workers.client.job_client import start_job
 from workers.client.task_queue_pollers import list_live_pollers
 from workers.client.temporal_connection import connect_client
 from workers.client.wait_for_job import JobStopped, wait_for_result
+from workers.client.workflow_search import describe_workflow_if_known
 from workers.hosting.error_and_subject_interceptors import ActivityErrorAndSubjectInterceptor
-from workers.hosting.old_catalog_workers import require_no_workers
 from workers.hosting.workflow_input_checks import InputCheckingRunner
 from workers.settings import Settings
 from workflows.records.follow_records import FollowRecords
 from workflows.records.job_definitions import (
+    FLUSH_RECORDS,
     FOLLOW_RECORDS,
     REBUILD_CATALOG,
     FollowRecordsInput,
@@ -56,6 +64,174 @@ from workflows.records.job_definitions import (
     RebuildCatalogResult,
 )
 from workflows.records.rebuild_catalog import RebuildCatalog
+from workflows.task_queues import bulk_queue, records_queue, transactions_queue, uploads_queue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildCommandParts:
+    catalog_id: str
+    manifests: RebuildManifests
+    database: RebuildDatabase
+    activities: RebuildCatalogActivities
+
+
+@contextmanager
+def open_rebuild_parts(
+    settings: Settings, *, require_no_workers: Callable[[], None] | None
+) -> Iterator[RebuildCommandParts]:
+    """Open the services for a rebuild into the database in `database_url`.
+
+    `require_no_workers` must raise an error while a worker of the old catalog lives. `None` skips this check.
+    """
+    lost_catalog, get_bucket = identify_catalog_by_records_marker(settings)
+    log = RecordLog(lost_catalog.get_checked_bucket(*get_bucket(BucketRole.RECORDS, settings.records_bucket)))
+    start = RebuildManifests(log)
+    database = RebuildDatabase(settings.database_url)
+
+    def list_buckets_with_marker() -> Sequence[tuple[BucketRole, str]]:
+        marked = []
+        for bucket, store in [get_bucket(role, name) for role, name in list_configured_buckets(settings)]:
+            try:
+                if lost_catalog.has_marker(bucket, store):
+                    marked.append((bucket.role, bucket.bucket))
+            except ServiceRefused:
+                # Markers of other buckets are checked at the first use.
+                if bucket.role in {BucketRole.PRIMARY, BucketRole.RECORDS}:
+                    raise
+        return marked
+
+    with open_spark_bulk_jobs(settings) as bulk, ExitStack() as stack:
+        activities = RebuildCatalogActivities(
+            bulk=bulk,
+            database=database,
+            manifests=start,
+            markers=list_buckets_with_marker,
+            open_loaded=_remember_first_result(partial(_open_loaded_catalog, settings, log, stack)),
+            require_no_workers=require_no_workers,
+        )
+        yield RebuildCommandParts(
+            catalog_id=lost_catalog.catalog_id(), manifests=start, database=database, activities=activities
+        )
+
+
+def _open_loaded_catalog(settings: Settings, log: RecordLog, stack: ExitStack) -> LoadedCatalogServices:
+    catalog = stack.enter_context(
+        open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
+    )
+    get_bucket = make_checked_bucket_opener(settings, catalog.identities)
+    adopter = UploadAdopter(
+        adoption=catalog.adoption,
+        objects=get_bucket(BucketRole.PRIMARY, CopyLocation(settings.primary_bucket)),
+        buckets=partial(get_bucket, BucketRole.TIERED),
+        application=settings.application,
+    )
+    flusher = Flusher(
+        catalog.records,
+        log,
+        clock_bound_s=settings.clock_bound,
+        cursor_interval_s=settings.records_cursor_interval,
+    )
+    return LoadedCatalogServices(catalog.records, adopter, flusher)
+
+
+def _remember_first_result(open_loaded: Callable[[], LoadedCatalogServices]) -> Callable[[], LoadedCatalogServices]:
+    """Return a thread-safe function that calls `open_loaded` until a call succeeds, and then returns that result."""
+    lock, results = Lock(), list[LoadedCatalogServices]()
+
+    def get() -> LoadedCatalogServices:
+        with lock:
+            if not results:
+                results.append(open_loaded())
+            return results[0]
+
+    return get
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowCommandParts:
+    catalog_id: str
+    replica: str  # first part of the replica's names: followed bucket and a digest of the database's URL
+    activities: FollowRecordsActivities
+    require_bucket_and_database: Callable[[], None]  # checks the bucket and the database
+
+
+@contextmanager
+def open_follow_parts(settings: Settings, bucket: str) -> Iterator[FollowCommandParts]:
+    """Open the replica database in `database_url`, which follows `bucket`: the records bucket or a replica bucket."""
+    catalog_identity, get_bucket = identify_catalog_by_records_marker(settings)
+    source = RecordLog(catalog_identity.get_checked_bucket(*get_bucket(BucketRole.RECORDS, settings.records_bucket)))
+    copied = bucket != settings.records_bucket
+    followed = (
+        RecordLog(catalog_identity.get_checked_bucket(*get_bucket(BucketRole.REPLICA, bucket))) if copied else source
+    )
+    url = mask_passwords(settings.database_url)  # so that the replica keeps its name when the password changes
+    follow = ReplicaFollowSettings(
+        replica=f"{bucket}/{hashlib.sha256(url.encode()).hexdigest()[:8]}",
+        bucket=bucket,
+        follows_replica_bucket=copied,
+        eligible_age_s=settings.eligible_age,
+    )
+    with open_replica_database(settings.database_url) as database:
+        follower = ReplicaFollower(
+            follow, source=source, followed=followed, database=database, store_now_us=make_store_clock(settings)
+        )
+        activities = FollowRecordsActivities(follower, interval_s=settings.records_interval)
+
+        def require() -> None:
+            followed.require_ownership_once()
+            database.read_applied_manifest()
+
+        yield FollowCommandParts(
+            catalog_id=catalog_identity.catalog_id(),
+            replica=follow.replica,
+            activities=activities,
+            require_bucket_and_database=require,
+        )
+
+
+_MAX_HEARTBEAT_AGE_S: Final = 15.0  # activities heartbeat every two seconds, but on a busy machine later
+_MAX_NAMES_IN_MESSAGE: Final = 5
+
+
+async def require_no_workers(client: Client, settings: Settings) -> None:
+    """Raise `PreconditionFailed` if a worker of the catalog runs in this home, polls a queue, or flushes records."""
+    names = sorted(await _find_live_workers_of_catalog(client, settings))
+    if names:
+        listed_names = ", ".join(names[:_MAX_NAMES_IN_MESSAGE])
+        if len(names) > _MAX_NAMES_IN_MESSAGE:
+            listed_names += f" and {len(names) - _MAX_NAMES_IN_MESSAGE} more"
+        raise PreconditionFailed(
+            f"workers: expected none of the catalog that is to be rebuilt, found {listed_names}:"
+            " its database is not lost. Stop them (Temporal tells of one that was killed for 90 s), or give"
+            " --take-over: appends are adopted until they know that their catalog has ended, other changes are lost"
+        )
+
+
+async def _find_live_workers_of_catalog(client: Client, settings: Settings) -> set[str]:
+    home = StackHome.at(settings.home)
+    dead, names = find_crashed_worker_ids(home), {worker.worker_id for worker in read_live_workers(home)}
+    queue = settings.task_queue
+    for name in (
+        queue,
+        *(name_queue(queue) for name_queue in (uploads_queue, transactions_queue, records_queue, bulk_queue)),
+    ):
+        pollers = await list_live_pollers(client, name, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, dead_identities=dead)
+        names |= {poller.identity for poller in pollers}
+    return names | (await _find_flushing_workers(client) - dead)
+
+
+async def _find_flushing_workers(client: Client) -> set[str]:
+    description = await describe_workflow_if_known(client, FLUSH_RECORDS.id())
+    if description is None:
+        return set()
+    started = PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
+    oldest = time.time() - _MAX_HEARTBEAT_AGE_S
+    return {
+        pending.last_worker_identity
+        for pending in description.raw_description.pending_activities
+        if pending.state == started and pending.last_heartbeat_time.ToNanoseconds() / 1e9 >= oldest
+    }
+
 
 _STICKY_TIMEOUT: Final = timedelta(seconds=5)  # how long a workflow task waits for a killed process
 
@@ -137,7 +313,7 @@ def rebuild_catalog(
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))
     require_stopped = None if take_over else partial(_require_no_workers_in_thread, settings)
-    with open_rebuild_parts(settings, list_configured_buckets(settings), require_no_workers=require_stopped) as parts:
+    with open_rebuild_parts(settings, require_no_workers=require_stopped) as parts:
         request = RebuildCatalogInput(
             rebuild="",
             skip_unreadable=skip_unreadable,
@@ -201,9 +377,8 @@ async def _run_rebuild_with_pinned_manifest(
             raise
         finally:
             watch.cancel()
-    await asyncio.to_thread(
-        parts.manifests.unpin, rebuild
-    )  # the workflow may have ended before this command pinned the manifest
+    # The workflow may have ended before this command pinned the manifest.
+    await asyncio.to_thread(parts.manifests.unpin, rebuild)
     return result
 
 
@@ -301,13 +476,8 @@ def _name_queue(settings: Settings, rebuild: str) -> str:
 
 
 async def _is_workflow_running(client: Client, workflow_id: str) -> bool:
-    try:
-        description = await client.get_workflow_handle(workflow_id).describe()
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND:
-            return False
-        raise
-    return description.status is WorkflowExecutionStatus.RUNNING
+    description = await describe_workflow_if_known(client, workflow_id)
+    return description is not None and description.status is WorkflowExecutionStatus.RUNNING
 
 
 async def _report_rebuild_progress(handle: WorkflowHandle[Any, Any], on_progress: OnProgress) -> None:

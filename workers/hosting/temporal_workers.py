@@ -31,7 +31,6 @@ from workflows.deletion.delete_topic import DeleteTopic
 from workflows.deletion.sweep_deletions import SweepDeletions
 from workflows.deletion.trim_topic import TrimTopic
 from workflows.deletion.trim_topics import TrimTopics
-from workflows.input_bounds import bulk_queue, records_queue, transactions_queue, uploads_queue
 from workflows.offload.offload_ledger import OffloadLedger
 from workflows.offload.offload_topic import OffloadTopic
 from workflows.pulsar.abort_transactions import AbortTransactions
@@ -49,6 +48,7 @@ from workflows.records.raid_tombstones import RaidTombstones
 from workflows.records.rebuild_catalog import RebuildCatalog
 from workflows.records.replicate_records import ReplicateRecords
 from workflows.records.sweep_records import SweepRecords
+from workflows.task_queues import bulk_queue, records_queue, transactions_queue, uploads_queue
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
 from workflows.transactions.build_transaction_snapshots import BuildTransactionSnapshots
 from workflows.transactions.sweep_transactions import SweepTransactions
@@ -126,26 +126,25 @@ class TemporalWorkerSet:
 
             def add_queue_workers(
                 name: str,
-                threads: int,
-                max_activities: int,
                 queues: Iterable[str],
                 hosted: Sequence[Callable[..., Any]],
+                *,
+                threads: int,
+                max_activities: int | None = None,  # of each worker; None: as many as there are threads
                 **options: Any,  # noqa: ANN401
             ) -> list[Worker]:
                 pool = stack.enter_context(ThreadPoolExecutor(threads, name))
                 return [
-                    self._create_worker(queue, pool, max_activities, activities=hosted, **options) for queue in queues
+                    self._create_worker(queue, pool, max_activities or threads, activities=hosted, **options)
+                    for queue in queues
                 ]
 
-            threads, upload_threads = settings.activity_threads, settings.upload_threads
-            coordinators, record_threads = settings.transaction_coordinators, _MAX_RECORD_ACTIVITIES * queue_count
             yield [
                 *add_queue_workers(
                     "activity",
-                    threads,
-                    threads,
                     queues,
                     activities.all(),
+                    threads=settings.activity_threads,
                     workflows=WORKFLOWS,
                     workflow_runner=make_workflow_runner(self.client, versioned=versioned),
                     workflow_failure_exception_types=UNREADABLE_INPUT_ERRORS,
@@ -153,32 +152,35 @@ class TemporalWorkerSet:
                 ),
                 *add_queue_workers(
                     "upload",
-                    upload_threads,
-                    upload_threads,
                     map(uploads_queue, queues),
                     activities.list_upload_activities(),
+                    threads=settings.upload_threads,
                 ),
-                *add_queue_workers("bulk", queue_count, 1, map(bulk_queue, queues), activities.list_bulk_activities()),
+                *add_queue_workers(
+                    "bulk",
+                    map(bulk_queue, queues),
+                    activities.list_bulk_activities(),
+                    threads=queue_count,
+                    max_activities=1,
+                ),
                 *add_queue_workers(
                     "transactions",
-                    coordinators,
-                    coordinators,
                     map(transactions_queue, queues),
                     activities.list_transaction_activities(),
+                    threads=settings.transaction_coordinators,
                 ),
                 *add_queue_workers(
                     "records",
-                    record_threads,
-                    _MAX_RECORD_ACTIVITIES,
                     map(records_queue, queues),
                     activities.list_record_log_activities(),
+                    threads=_MAX_RECORD_ACTIVITIES * queue_count,
+                    max_activities=_MAX_RECORD_ACTIVITIES,
                 ),
                 *add_queue_workers(
                     "owner",
-                    threads,
-                    threads,
                     [owner_task_queue(worker_id)],
                     activities.list_owner_activities(),
+                    threads=settings.activity_threads,
                     versioned=False,
                 ),
             ]

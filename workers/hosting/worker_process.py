@@ -6,58 +6,178 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import MetricMeter
 from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.records.metrics import HISTOGRAM_BOUNDS_S as RECORDS_BUCKETS
 from activities.transactions.coordinate_transactions import HISTOGRAM_BOUNDS_S
-from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import keep_worker_record
+from infra.stack.stack_home import StackHome, keep_worker_record
 from infra.telemetry.log_stream import configure_log_stream
 from infra.telemetry.metrics_endpoint import MetricsEndpoint, start_metrics_endpoint
-from infra.telemetry.tracing import start_tracing
+from infra.telemetry.tracing import prune_span_files, start_tracing
 from logstore import failpoints
-from logstore.errors import InvalidInput, SextonError
+from logstore.catalog.records.outbox import RecordOutbox
+from logstore.errors import CatalogMismatch, CatalogOutdated, InvalidInput, SextonError
 from logstore.ownership import check_worker_id
+from logstore.ports.object_storage import OwnedStore
+from logstore.records.services.manifest_publication import require_current_catalog
 from logstore.records.services.rebuild_manifests import RebuildManifests
-from workers.assembly.activities import create_activities
-from workers.assembly.log_store import LogStore
+from workers.assembly.activities import WorkerActivities
+from workers.assembly.log_store import ImportedRecordFunctions, LogStore
 from workers.assembly.log_store_from_settings import open_log_store
-from workers.assembly.record_log_services import ImportedRecordFunctions
 from workers.catalog_match import mark_namespace_as_own, mark_or_refuse_primary_and_tiered
 from workers.client import workflow_search
 from workers.client.payload_encryption import get_codec
 from workers.client.schedules import require_readable_schedules
 from workers.client.stuck_scheduled_runs import find_stuck_runs
 from workers.client.temporal_connection import connect_client
-from workers.hosting.background_tasks import (
-    prune_span_files_repeatedly,
-    release_rebuild_pins_repeatedly,
-    run_in_background,
-    watch_catalog_currency,
-    write_due_buffer_snapshots_repeatedly,
-)
-from workers.hosting.bundle_ownership import WorkerOwnership, create_zookeeper_or_single_ownership
+from workers.hosting.bundle_ownership import OwnershipTelemetry, WorkerOwnership, create_zookeeper_or_single_ownership
 from workers.hosting.error_and_subject_interceptors import RunningActivityCounter
 from workers.hosting.gauges import make_periodic_gauges, publish_readiness_repeatedly
-from workers.hosting.ownership_telemetry import OwnershipTelemetry
-from workers.hosting.page_server import PageRouter, create_page_router, serve_pages
-from workers.hosting.payload_codec_server import add_payload_decode_endpoint
+from workers.hosting.page_server import PageRouter, add_payload_decode_endpoint, create_page_router, serve_pages
 from workers.hosting.readiness import Readiness, WorkerPhase, list_required_checks, make_schedules_check
-from workers.hosting.status_page import StatusReader, add_status_pages
-from workers.hosting.store_status import StoreStatusReader, WebUiLinks
+from workers.hosting.store_status import StatusReader, StoreStatusReader, WebUiLinks, add_status_pages
 from workers.hosting.temporal_workers import TemporalWorkerSet
 from workers.settings import OFF, Settings
+from workflows.records.job_definitions import REBUILD_CATALOG
+
+_PRUNE_INTERVAL_S: Final = 300.0
 
 _log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def run_in_background(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(coroutine)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def prune_span_files_repeatedly(settings: Settings, *, interval_s: float = _PRUNE_INTERVAL_S) -> None:
+    """Prune the home's span files at once and then after each interval, until cancelled. Log disk errors."""
+    limits = {"older_than_s": settings.trace_retention, "max_bytes": settings.trace_max_bytes}
+    while True:
+        try:
+            removed = await asyncio.to_thread(prune_span_files, settings.traces_dir, **limits)
+        except OSError as error:
+            _log.warning("span files are not pruned: %s", error)
+        else:
+            if removed:
+                _log.info("removed %d span files, by age or by size", removed)
+        await asyncio.sleep(interval_s)
+
+
+_SNAPSHOTS_INTERVAL_S: Final = 1.0  # a fifth of the time after which a snapshot is due
+
+
+async def write_due_buffer_snapshots_repeatedly(
+    write_due_snapshots: Callable[[], int], *, interval_s: float = _SNAPSHOTS_INTERVAL_S
+) -> None:
+    """Write due snapshots of transaction buffers until cancelled. Log an outage of the catalog once."""
+    has_logged = False
+    while True:
+        try:
+            due_count, has_logged = await asyncio.to_thread(write_due_snapshots), False
+        except SextonError as error:
+            if not has_logged:
+                _log.warning("no snapshot of transactions is written, because the catalog does not answer: %s", error)
+            due_count, has_logged = 0, True
+        if not due_count:
+            await asyncio.sleep(interval_s)
+
+
+_PINS_INTERVAL_S: Final = 60.0  # can be frequent, because a check costs one listing and a few reads
+_CLOSED_STATUSES: Final = frozenset(
+    {
+        WorkflowExecutionStatus.COMPLETED,
+        WorkflowExecutionStatus.FAILED,
+        WorkflowExecutionStatus.CANCELED,
+        WorkflowExecutionStatus.TERMINATED,
+        WorkflowExecutionStatus.TIMED_OUT,
+    }
+)
+
+
+async def release_rebuild_pins_repeatedly(
+    client: Client, manifests: RebuildManifests, *, interval_s: float = _PINS_INTERVAL_S
+) -> None:
+    while True:
+        try:
+            await release_pins_of_closed_rebuilds(client, manifests)
+        except (RPCError, SextonError) as error:
+            _log.debug("pins of rebuilds are not compared with their workflows: %s", error)
+        await asyncio.sleep(interval_s)
+
+
+async def release_pins_of_closed_rebuilds(client: Client, manifests: RebuildManifests) -> None:
+    """End the pins of rebuilds whose workflow is closed. If Temporal does not know the workflow, the pin stays.
+
+    Raises:
+        RPCError: Temporal does not answer.
+        StoreUnavailable: The object store does not answer.
+    """
+    for pin in await asyncio.to_thread(manifests.list_pins):
+        if await _is_rebuild_certainly_closed(client, REBUILD_CATALOG.id(pin.pin_id)):
+            await asyncio.to_thread(manifests.end_pin, pin)
+            _log.info("rebuild %s has ended, and holds manifest %d no more", pin.pin_id, pin.manifest)
+
+
+async def _is_rebuild_certainly_closed(client: Client, workflow_id: str) -> bool:
+    description = await workflow_search.describe_workflow_if_known(client, workflow_id)
+    return (
+        description is not None
+        and description.workflow_type == REBUILD_CATALOG.name
+        and description.status in _CLOSED_STATUSES
+    )
+
+
+@asynccontextmanager
+async def watch_catalog_currency(
+    log: LogStore,
+    *,
+    interval_s: float,
+    require_current: Callable[[RecordOutbox, OwnedStore], None] = require_current_catalog,
+) -> "AsyncIterator[asyncio.Task[CatalogMismatch | CatalogOutdated]]":
+    """During the block, check in a task that no other database was rebuilt from the record log. Yield the task.
+
+    If a check finds a newer catalog, the task ends with the error. The worker must then end. Otherwise the worker would
+    do the new catalog's jobs on the old database. Deletes of an outdated worker are refused in any case.
+
+    An object store that does not answer is asked again after `interval_s`. Tests replace `require_current`.
+    """
+    check = partial(require_current, log.catalog.records, log.record_objects)
+    watch = asyncio.create_task(_wait_until_catalog_is_outdated(check, interval_s))
+    try:
+        yield watch
+    finally:
+        watch.cancel()
+
+
+async def _wait_until_catalog_is_outdated(
+    require_current: Callable[[], None], interval_s: float
+) -> CatalogMismatch | CatalogOutdated:
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            await asyncio.to_thread(require_current)
+        except (CatalogMismatch, CatalogOutdated) as refusal:
+            _log.error("this worker ends, because its database is not the catalog any more: %s", refusal)
+            return refusal
+        except SextonError as error:
+            _log.debug("the record log did not say whether the database is the catalog: %s", error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +261,7 @@ async def _serve_queues(
         store = StoreStatusReader(log.catalog, log.records.replication.list_replica_statuses, ui)
         add_status_pages(endpoints.pages, StatusReader(name, store, client, endpoints.readiness, ui))
         worker_set = TemporalWorkerSet(
-            client=client, activities=create_activities(log, owners), settings=settings, running=running
+            client=client, activities=WorkerActivities(log, owners), settings=settings, running=running
         )
         with worker_set.create_workers(queues, name) as workers:
             async with (

@@ -17,10 +17,9 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from temporalio import workflow
 from temporalio.api.common.v1 import Payload
 from temporalio.bridge.proto.workflow_activation import (
@@ -40,9 +39,10 @@ from temporalio.worker import UnsandboxedWorkflowRunner, WorkflowInstance, Workf
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from logstore.errors import InvalidInput
+from logstore.field_bounds import OutsideInput
 from workers.client.payload_encryption import require_decrypted
-from workers.hosting.request_subject import FIELD
-from workflows import input_bounds
+from workers.client.temporal_faults import FIELD
+from workers.validation_refusals import get_type_adapter, refusal_from_validation_error
 from workflows.records.job_definitions import FOLLOW_RECORDS, REBUILD_CATALOG
 
 _JSON: Final = "json/plain"
@@ -287,27 +287,11 @@ def _check_payloads(
         if encoding != _JSON:
             raise InvalidInput(field, expected=f"one JSON object, in the encoding {_JSON}", found=encoding)
         try:
-            adapter = _get_adapter(value_type)
-            value = adapter.validate_json(payload.data, extra="forbid" if outside else None, strict=outside)
+            get_type_adapter(value_type).validate_json(
+                payload.data,
+                extra="forbid" if outside else None,
+                strict=outside,
+                context=OutsideInput(queue) if outside else None,
+            )
         except ValidationError as error:
-            raise _invalid_input_from_validation(field, error) from error
-        input_bounds.check_input_bounds(value, queue=queue, from_outside=outside)
-
-
-_get_adapter = lru_cache(maxsize=64)(TypeAdapter)
-
-
-def _invalid_input_from_validation(field: str, error: ValidationError) -> InvalidInput:
-    first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in first["loc"]) or field
-    match first["type"]:
-        case "missing" | "missing_argument" | "missing_keyword_only_argument":
-            return InvalidInput(path, expected="a value", found=None)
-        case "unexpected_keyword_argument" | "extra_forbidden":
-            return InvalidInput(path, expected="no field of this name", found=first["input"])
-        case "dataclass_type":
-            return InvalidInput(path, expected="one JSON object", found=first["input"])
-        case "json_invalid":
-            return InvalidInput(path, expected="one JSON object", found=first["msg"])
-    expected = first["msg"].removeprefix("Input should be ").partition(",")[0]
-    return InvalidInput(path, expected=expected, found=first["input"])
+            raise refusal_from_validation_error(error, field) from error

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from infra.coordination.ownership_nodes import LiveWorker, OwnershipNodes
-from infra.coordination.path_identity import check_path_belongs_to_catalog
+from infra.coordination.ownership_nodes import LiveWorker, OwnershipNodes, check_path_belongs_to_catalog
 from infra.coordination.zookeeper_session import ZooKeeperSession
 from logstore.catalog.audit_log import AuditLogWriter
 from logstore.catalog.ownership.fences import Fences
 from logstore.errors import PreconditionFailed
-from logstore.ownership import BundleId, BundleOwnerNode, bundle_name
-from logstore.ports.bundle_owners import Fence
+from logstore.ownership import BundleId, BundleOwnerNode, Lease, bundle_name
 from logstore.ports.catalog.deletion import AuditCause
 from workers.hosting.bundle_ownership import ensemble_from_settings
 from workers.settings import Settings
@@ -48,10 +46,8 @@ class BundleSummary:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSummary:
     worker_id: str
-    load: float | None  # last published load; None without ZooKeeper
-    room: bool | None  # whether the worker accepts bundles now
     bundles: int  # number of owned bundles
-    session: int | None
+    live: LiveWorker | None  # None: ownership without ZooKeeper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,32 +90,33 @@ def read_ownership_overview(fences: Fences, directory: OwnershipNodes | None) ->
     If `directory` is `None`, the last worker that acquired a bundle counts as its owner.
     """
     if directory is None:
-        fence_by_bundle = {fence.bundle: fence for fence in fences.list_fences()}
+        lease_by_bundle = {lease.bundle: lease for lease in fences.list_newest_leases()}
         owner_by_bundle = {
-            bundle: BundleOwnerSession(worker_id=fence.worker_id, session=None, state=None)
-            for bundle, fence in fence_by_bundle.items()
+            bundle: BundleOwnerSession(worker_id=lease.worker_id, session=None, state=None)
+            for bundle, lease in lease_by_bundle.items()
         }
         live_workers: Mapping[str, LiveWorker] = {}
     else:
-        nodes, live_workers, sessions = (
-            directory.read_owner_nodes(),
-            directory.read_live_workers(),
-            directory.read_live_sessions(),
-        )
+        nodes, live_workers = directory.read_owner_nodes(), directory.read_live_workers()
+        sessions = directory.read_live_sessions()
         owner_by_bundle = {bundle: _summarize_owner(node, live_workers, sessions) for bundle, node in nodes.items()}
-        fence_by_bundle = {fence.bundle: fence for fence in fences.list_fences()}
+        lease_by_bundle = {lease.bundle: lease for lease in fences.list_newest_leases()}
     bundle_count = fences.count_bundles()
     rows = [
         BundleSummary(
             bundle=bundle,
             name=bundle_name(bundle, bundle_count=bundle_count),
             owner=owner_by_bundle.get(bundle),
-            fence=fence_by_bundle[bundle].counter if bundle in fence_by_bundle else 0,
-            fenced_by=fence_by_bundle[bundle].worker_id if bundle in fence_by_bundle else None,
+            fence=lease_by_bundle[bundle].fence if bundle in lease_by_bundle else 0,
+            fenced_by=lease_by_bundle[bundle].worker_id if bundle in lease_by_bundle else None,
         )
         for bundle in map(BundleId, range(bundle_count))
     ]
-    workers = _summarize_workers(owner_by_bundle, None if directory is None else live_workers)
+    bundle_count_by_worker = Counter(owner.worker_id for owner in owner_by_bundle.values())
+    workers = [
+        WorkerSummary(worker_id=worker_id, bundles=bundle_count_by_worker[worker_id], live=live_workers.get(worker_id))
+        for worker_id in sorted(bundle_count_by_worker if directory is None else live_workers)
+    ]
     return OwnershipOverview(bundles=rows, workers=workers)
 
 
@@ -136,27 +133,6 @@ def _summarize_owner(
     return BundleOwnerSession(worker_id=node.worker_id, session=node.session, state=state)
 
 
-def _summarize_workers(
-    owner_by_bundle: Mapping[BundleId, BundleOwnerSession], live_workers: Mapping[str, LiveWorker] | None
-) -> list[WorkerSummary]:
-    bundle_count_by_worker = Counter(owner.worker_id for owner in owner_by_bundle.values())
-    if live_workers is None:
-        return [
-            WorkerSummary(worker_id=worker_id, load=None, room=None, bundles=count, session=None)
-            for worker_id, count in sorted(bundle_count_by_worker.items())
-        ]
-    return [
-        WorkerSummary(
-            worker_id=worker_id,
-            load=worker.load.load,
-            room=worker.load.room,
-            bundles=bundle_count_by_worker[worker_id],
-            session=worker.session,
-        )
-        for worker_id, worker in sorted(live_workers.items())
-    ]
-
-
 _POLL_INTERVAL_S: Final = 0.2
 
 
@@ -164,8 +140,7 @@ _POLL_INTERVAL_S: Final = 0.2
 class OwnedBundle:
     bundle: BundleId
     name: str
-    worker_id: str
-    session: int
+    node: BundleOwnerNode
     fence: int  # counter of the fence, raised by this owner or an earlier owner
 
 
@@ -177,17 +152,11 @@ class BundleUnloader:
         """Return the bundle with its owner, or raise `PreconditionFailed` if the bundle has no owner."""
         name = bundle_name(bundle, bundle_count=self._fences.count_bundles())
         # The fence is read before the node, so that `wait_until_acquired` notices every later acquisition.
-        fence = self._fences.get_fence(bundle)
+        lease = self._fences.get_newest_lease(bundle)
         node = self._directory.read_owner_nodes([bundle]).get(bundle)
         if node is None:
             raise PreconditionFailed(f"bundle {name}: expected an owner, found none; nothing was changed")
-        return OwnedBundle(
-            bundle=bundle,
-            name=name,
-            worker_id=node.worker_id,
-            session=node.session,
-            fence=fence.counter if fence else 0,
-        )
+        return OwnedBundle(bundle=bundle, name=name, node=node, fence=lease.fence if lease else 0)
 
     def remove_owner(self, owned: OwnedBundle, cause: AuditCause) -> None:
         """Remove the owner's node. The audit log gets the attempt before the removal, and the outcome afterwards.
@@ -198,32 +167,30 @@ class BundleUnloader:
         """
         detail = {
             "bundle": owned.name,
-            "worker_id": owned.worker_id,
-            "session": f"{owned.session:#x}",
+            "worker_id": owned.node.worker_id,
+            "session": f"{owned.node.session:#x}",
             "fence": owned.fence,
         }
         self._audit_log.record_act("unload", cause, detail=detail)
         outcome = "REMOVED"
-        if not self._directory.delete_owner_node(owned.bundle, owned.session):
+        if not self._directory.delete_owner_node(owned.bundle, owned.node.session):
             # The node may have vanished with its session. Or this call removed it, but the first answer was lost.
             node = self._directory.read_owner_nodes([owned.bundle]).get(owned.bundle)
-            outcome = "KEPT" if node and node.session == owned.session else "GONE"
+            outcome = "KEPT" if node and node.session == owned.node.session else "GONE"
         self._audit_log.record_act("unloaded", cause, detail={**detail, "outcome": outcome})
         if outcome == "KEPT":
             raise PreconditionFailed(
-                f"bundle {owned.name}: expected its node to be of a live session, found session {owned.session:#x}, "
-                "which does not stand; nothing was changed"
+                f"bundle {owned.name}: expected its node to be of a live session, "
+                f"found session {owned.node.session:#x}, which does not stand; nothing was changed"
             )
 
-    def wait_until_acquired(self, owned: OwnedBundle, *, within_s: float) -> Fence | None:
-        """Return the fence of the next acquisition by any worker, or `None` if nobody acquires the bundle in time."""
+    def wait_until_acquired(self, owned: OwnedBundle, *, within_s: float) -> Lease | None:
+        """Return the lease of the next acquisition by any worker, or `None` if nobody acquires the bundle in time."""
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
-            fence, node = (
-                self._fences.get_fence(owned.bundle),
-                self._directory.read_owner_nodes([owned.bundle]).get(owned.bundle),
-            )
-            if fence and fence.counter > owned.fence and node and node.worker_id == fence.worker_id:
-                return fence
+            lease = self._fences.get_newest_lease(owned.bundle)
+            node = self._directory.read_owner_nodes([owned.bundle]).get(owned.bundle)
+            if lease and lease.fence > owned.fence and node and node.worker_id == lease.worker_id:
+                return lease
             time.sleep(_POLL_INTERVAL_S)
         return None

@@ -15,8 +15,7 @@ from temporalio.common import WorkerDeploymentVersion
 from infra.stack import embedded_stack
 from infra.stack.service_port_choice import RequestedPorts
 from infra.stack.service_process import ServiceProcess
-from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import find_crashed_worker_ids
+from infra.stack.stack_home import StackHome, find_crashed_worker_ids
 from logstore.catalog import Catalog, Database, mask_passwords, migrate_catalog, open_catalog, read_catalog_version
 from logstore.errors import ServiceFailed, StoreUnavailable
 from workers.build_identity import own_build

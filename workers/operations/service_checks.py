@@ -3,43 +3,43 @@
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Final
+from uuid import uuid4
 
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, GetSystemInfoRequest
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError
 
-from infra.coordination.ownership_nodes import OwnershipNodes
-from infra.coordination.path_identity import check_path_belongs_to_catalog
-from infra.objects import read_store_clock_s
+from infra.coordination.ownership_nodes import OwnershipNodes, check_path_belongs_to_catalog
+from infra.objects.s3_store import S3ObjectStore, read_store_clock_s
 from infra.stack.java_search import find_java
-from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import find_crashed_worker_ids, read_live_workers
-from logstore.catalog import Database, open_catalog, require_current_version
+from infra.stack.stack_home import StackHome, find_crashed_worker_ids, read_live_workers
+from logstore.catalog import Catalog, Database, open_catalog, require_current_version
 from logstore.catalog.engine.catalog_version import find_lost_write_ahead_file, require_writable_catalog
-from logstore.errors import CatalogMismatch, ServiceFailed, SextonError
-from logstore.identity.bucket_markers import MARKER_KEY, MarkerState
-from logstore.identity.services.marker_checked_buckets import MarkerChecker
+from logstore.catalog.records.outbox import RecordOutbox
+from logstore.errors import CatalogMismatch, CatalogOutdated, ServiceFailed, SextonError
+from logstore.identity.bucket_markers import MARKER_KEY, PROBE_PREFIX, BucketRole, MarkerState
 from logstore.ownership import MAX_BUNDLES
 from logstore.ports.catalog.identity import CatalogIdentity
 from workers.assembly.checked_buckets import make_checked_bucket_opener_by_name, open_primary_bucket
-from workers.catalog_match import compare_namespace_mark, list_configured_buckets
+from workers.catalog_match import compare_namespace_mark, list_configured_buckets, refuse_outdated_catalog
 from workers.client import workflow_search
 from workers.client.schedules import list_schedules
 from workers.client.stuck_scheduled_runs import StuckRun, find_stuck_runs
 from workers.client.task_queue_pollers import list_live_pollers
 from workers.client.temporal_connection import run_with_client
 from workers.client.temporal_faults import explain_server_fault
-from workers.hosting.client_certificate_expiry import check_client_certificate_expiry, find_client_certificate_files
+from workers.client.wait_for_job import format_innermost_failure
+from workers.hosting.gauges import check_client_certificate_expiry, find_client_certificate_files
 from workers.hosting.readiness import SCHEDULES
-from workers.operations.bucket_delete_check import DELETES, check_bucket_deletes
 from workers.operations.bundle_owners import open_directory, open_zookeeper_session, read_ownership_overview
-from workers.operations.record_log_status import RECORD_LOG, check_flushes_as_row
 from workers.operations.worker_builds import WorkerDeployment, find_unserved_queues, read_worker_deployment
 from workers.settings import Settings
+from workflows.records.job_definitions import FLUSH_RECORDS, FlushRecordsResult
 
 CheckRow = Mapping[str, object]
 Check = Callable[[Settings], str]
@@ -116,10 +116,8 @@ def _check_temporal(settings: Settings) -> str:
 
 def _check_object_store(settings: Settings) -> str:
     """Send a signed LIST to each bucket. The answer must have the header fields of an object store."""
-    if not settings.has_object_store:
-        settings.require_address("s3_endpoint")
     names = [bucket for _, bucket in list_configured_buckets(settings)]
-    store = open_primary_bucket(settings, fails_fast=True)
+    store = _open_store_that_fails_fast(settings)
     for name in names:
         next(iter(store.for_bucket(name).list(MARKER_KEY)), None)
     return ", ".join(names)
@@ -233,7 +231,7 @@ def _iterate_identity_checks(
     settings: Settings, identities: CatalogIdentity
 ) -> Iterator[tuple[str, Callable[[], bool]]]:
     if settings.has_object_store:
-        own_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(identities), fails_fast=True)
+        own_bucket = make_checked_bucket_opener_by_name(settings, identities, fails_fast=True)
         for role, bucket in list_configured_buckets(settings):
             store = own_bucket(role, bucket)
             yield (
@@ -300,10 +298,139 @@ def _check_ownership(settings: Settings) -> str:
 
 
 def _check_clock_against_object_store(settings: Settings) -> str:
-    if not settings.has_object_store:
-        settings.require_address("s3_endpoint")
-    difference_s = time.time() - read_store_clock_s(open_primary_bucket(settings, fails_fast=True))
+    difference_s = time.time() - read_store_clock_s(_open_store_that_fails_fast(settings))
     if abs(difference_s) > _MAX_CLOCK_DIFFERENCE_S:
         problem = f"this machine and the object store differ by {difference_s:.0f} s"
         raise ServiceFailed("clock", problem, advice="set both by one time service")
     return f"within {_MAX_CLOCK_DIFFERENCE_S:.0f} s of the object store's"
+
+
+DELETES: Final = "deletes"
+
+
+def check_bucket_deletes(settings: Settings) -> str:
+    """Test deletes in each bucket: put a small object, delete the object, and look for it by HEAD and LIST.
+
+    Each call uses a new key. Buckets of another catalog are not tested.
+    """
+    store = _open_store_that_fails_fast(settings)
+    role_by_bucket = {bucket: role for role, bucket in list_configured_buckets(settings)}
+    with open_catalog(settings.database_url) as catalog, ThreadPoolExecutor(len(role_by_bucket)) as pool:
+        own_bucket = make_checked_bucket_opener_by_name(settings, catalog.identities, fails_fast=True)
+
+        def find_problem(bucket: str, role: BucketRole) -> str | None:
+            try:
+                own_bucket(role, bucket).require_ours_or_unmarked()
+                return _put_and_delete_probe_object(store.for_bucket(bucket))
+            except CatalogMismatch:
+                return "deletes are not tested in a bucket that is not this catalog's"
+            except SextonError as error:
+                return f"deletes cannot be tested: {error}"
+
+        problems = list(pool.map(find_problem, role_by_bucket, role_by_bucket.values()))
+    texts = [f"bucket {bucket}: {problem}" for bucket, problem in zip(role_by_bucket, problems, strict=True) if problem]
+    if texts:
+        raise ServiceFailed(
+            "object store", "; ".join(texts), advice="docs/reference/object-store.md says what it needs"
+        )
+    return f"a probe object is gone after its delete in {', '.join(role_by_bucket)}"
+
+
+def _open_store_that_fails_fast(settings: Settings) -> S3ObjectStore:
+    if not settings.has_object_store:
+        settings.require_address("s3_endpoint")
+    return open_primary_bucket(settings, fails_fast=True)
+
+
+def _put_and_delete_probe_object(store: S3ObjectStore) -> str | None:
+    key, body = f"{PROBE_PREFIX}{uuid4().hex}", b"A probe of `sexton doctor`. It may be deleted.\n"
+    try:
+        store.put_if_absent(key, body, metadata={})
+        stored = store.get(key)
+    except SextonError:
+        with suppress(SextonError):  # a put without an answer may have stored the object
+            store.delete([key])
+        raise
+    if reason := store.delete([key]).failed.get(key):
+        return f"the store refuses to delete {key}, which stays: {reason}"
+    if stored is None or stored.body != body:
+        return f"the store confirmed {key} and does not return it"
+    methods = [
+        *(["HEAD"] if store.head(key) else []),
+        *(["LIST"] if any(listed.key == key for listed in store.list(key)) else []),
+    ]
+    if not methods:
+        return None
+    finds = f"{' and '.join(methods)} find{'s' if len(methods) == 1 else ''} it"
+    return f"the store confirmed a delete that it did not do ({key}: {finds}). Sexton supports no such store"
+
+
+RECORD_LOG: Final = "record log"
+MAX_CHANGE_AGE_S: Final = 300.0
+"""Age above which a change that is in no block is reported as a problem."""
+
+_ADVICE: Final = "`sexton records status`; runbook `flush-records`"
+
+
+def check_flushes_as_row(settings: Settings) -> Mapping[str, object]:
+    """Return a row with the age of the oldest unflushed change. `ok` means that flushes succeed and the age is low."""
+    try:
+        with open_catalog(settings.database_url) as catalog:
+            problems, detail = _find_outbox_problems_and_detail(catalog.records)
+            if settings.has_object_store:
+                detail += _refuse_outdated_or_note_unanswered(settings, catalog)
+    except CatalogOutdated as error:
+        return {"name": RECORD_LOG, "ok": False, "detail": str(error)}
+    except (SextonError, OSError) as error:
+        return {"name": RECORD_LOG, "ok": False, "detail": f"cannot be told: {error}"}
+    with suppress(RPCError, SextonError):  # Temporal's row in `status` has the reason
+        if flush_failure := run_with_client(settings, find_flush_failure):
+            problems = [flush_failure, *problems]
+    text = "; ".join([*problems, detail])
+    return {"name": RECORD_LOG, "ok": not problems, "detail": f"{text}; {_ADVICE}" if problems else text}
+
+
+def _refuse_outdated_or_note_unanswered(settings: Settings, catalog: Catalog) -> str:
+    try:
+        refuse_outdated_catalog(settings, catalog)
+    except CatalogOutdated:
+        raise
+    except SextonError:
+        return "; not compared with the newest manifest"  # the object store's row in `status` has the reason
+    return ""
+
+
+def _find_outbox_problems_and_detail(records: RecordOutbox) -> tuple[list[str], str]:
+    from logstore.records.services.flusher import find_unrecordable  # noqa: PLC0415 - start-up time
+
+    state = records.read_state()
+    if not state.outbox_changes and not state.staged_blocks:
+        return [], f"manifest {state.manifest} has all changes"
+    refused_records = find_unrecordable(records)
+    problems = [f"no block can hold {len(refused_records)} records: {refused_records[0]}"] if refused_records else []
+    age_s = 0.0 if state.oldest_change_us is None else max(0, state.now_us - state.oldest_change_us) / 1_000_000
+    if age_s > MAX_CHANGE_AGE_S:
+        waiting = records.count_unflushed_deletions()
+        problems.append(f"changes of the last {age_s:.0f} s would be lost with the database, {waiting} deletions wait")
+    return problems, f"manifest {state.manifest}, {state.outbox_changes} changes since, the oldest {age_s:.0f} s ago"
+
+
+async def find_flush_failure(client: Client) -> str | None:
+    """Return the last failure of `flush-records` as a sentence, or `None` if the job has not failed."""
+    description = await workflow_search.describe_workflow_if_known(client, FLUSH_RECORDS.id())
+    if description is None:
+        return None
+    if description.status is WorkflowExecutionStatus.COMPLETED:  # the workflow completes only if a guard refuses
+        handle = client.get_workflow_handle(FLUSH_RECORDS.id(), result_type=FlushRecordsResult)
+        refusal = (await handle.result()).refused
+        return f"flushes are refused: {refusal.type}: {refusal.message}" if refusal else None
+    for activity in description.raw_description.pending_activities:
+        if activity.HasField("last_failure"):
+            failure = format_innermost_failure(activity.last_failure)
+            attempts = f"{activity.attempt - 1} attempts so far"
+            for name in ("last_started_time", "last_attempt_complete_time"):
+                if activity.HasField(name):
+                    attempts += f", the last one at {getattr(activity, name).ToDatetime():%Y-%m-%dT%H:%M:%SZ}"
+                    break
+            return f"flushes fail, {attempts}: {failure}"
+    return None

@@ -9,7 +9,7 @@ Source: rows and blocks as `tests/workers/operations/test_sizing.py` measures th
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
@@ -81,16 +81,7 @@ class PlannedStore:
             raise InvalidInput("database", expected=" or ".join(sorted(ROW_BYTES)), found=self.database)
 
     def split_by_clusters(self, clusters: int) -> "PlannedStore":
-        return PlannedStore(
-            topics=ceil(self.topics / clusters),
-            ledgers=ceil(self.ledgers / clusters),
-            segments=self.segments,
-            subscriptions=self.subscriptions,
-            life_days=self.life_days,
-            finished_days=self.finished_days,
-            trim_interval_s=self.trim_interval_s,
-            database=self.database,
-        )
+        return replace(self, topics=ceil(self.topics / clusters), ledgers=ceil(self.ledgers / clusters))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from logstore.field_bounds import MAX_INT, Bound
 from workers.settings import setting_types
 from workers.settings.model import Settings
 
@@ -79,7 +80,6 @@ _VALUES_BY_KIND: Final = (  # a type is before the type that it narrows, because
     (setting_types.File, "path"),
     (setting_types.SparkMaster, "Spark master"),
 )
-_MAX_COUNT: Final = 2**63 - 1
 
 
 def render_settings_page() -> str:
@@ -135,7 +135,7 @@ def _format_allowed_values(hint: Any) -> str:  # noqa: ANN401 - an annotation
     if low is None or kind == "port":
         return kind
     format_bound = setting_types.format_duration if _is_duration(hint) else lambda bound: f"{bound:,}"
-    limit = f"{format_bound(low)} or more" if high >= _MAX_COUNT else f"{format_bound(low)} to {format_bound(high)}"
+    limit = f"{format_bound(low)} or more" if high >= MAX_INT else f"{format_bound(low)} to {format_bound(high)}"
     return f"{kind}, {limit}"
 
 
@@ -151,10 +151,12 @@ def _narrows(hint: Any, kind: Any) -> bool:  # noqa: ANN401 - annotations
 def _find_bounds(hint: Any) -> tuple[int | None, int]:  # noqa: ANN401 - an annotation
     bounds = list(_list_bounds(hint))
     lows, highs = ([getattr(bound, side) for bound in bounds if hasattr(bound, side)] for side in ("ge", "le"))
-    return max(lows, default=None), min(highs, default=_MAX_COUNT)
+    return max(lows, default=None), min(highs, default=MAX_INT)
 
 
 def _list_bounds(hint: Any) -> Iterator[Any]:  # noqa: ANN401 - an annotation
     for rule in getattr(hint, "__metadata__", ()):
         if isinstance(rule, FieldInfo):
             yield from rule.metadata
+        elif isinstance(rule, Bound):
+            yield rule

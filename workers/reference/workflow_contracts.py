@@ -5,18 +5,18 @@ import re
 import sys
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from types import ModuleType
-from typing import Any, Final, get_args, get_type_hints
+from types import ModuleType, UnionType
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from temporalio.workflow import _Definition
 
 from activities.deletion.phase_two_steps import delete_ledger_workflow_id
 from logstore import errors
 from logstore.deletion.intents import IntentKey, RequestRefusal
+from logstore.field_bounds import Bound, FromOutside
 from workers.hosting.error_and_subject_interceptors import FINAL_ERRORS
 from workers.hosting.temporal_workers import WORKFLOWS
 from workers.reference import reachable_errors
-from workflows import input_bounds
 from workflows.delayed import job_definitions as delayed
 from workflows.deletion import job_definitions as deletion
 from workflows.job_definition import JobDefinition
@@ -71,17 +71,27 @@ def list_workflow_contracts() -> tuple[WorkflowContract, ...]:
 
 
 def list_contract_fields(kind: type) -> list[ContractField]:
-    hints, comment_by_field = get_type_hints(kind), _read_field_comments(kind)
+    hints, annotated_hints = get_type_hints(kind), get_type_hints(kind, include_extras=True)
+    comment_by_field = _read_field_comments(kind)
     return [
         ContractField(
             name=field.name,
             kind=hints[field.name],
             default=field.default if field.default_factory is MISSING else field.default_factory(),
-            bounds=tuple(rule.phrase for rule in input_bounds.find_field_rules(kind, field.name, queue=QUEUE)),
+            bounds=tuple(_list_bounds(annotated_hints[field.name])),
             about=comment_by_field.get(field.name, ""),
         )
         for field in fields(kind)
     ]
+
+
+def _list_bounds(annotation: Any) -> list[str]:  # noqa: ANN401 - an annotation
+    """Return the texts of the bounds that apply to a program's input: those for outside input, where there are any."""
+    if get_origin(annotation) in {Union, UnionType}:
+        return [bound for part in get_args(annotation) for bound in _list_bounds(part)]
+    rules = getattr(annotation, "__metadata__", ())
+    outside_bounds = [rule.get_bound(QUEUE).expected for rule in rules if isinstance(rule, FromOutside)]
+    return outside_bounds or [rule.expected for rule in rules if isinstance(rule, Bound)]
 
 
 def list_jobs_by_name() -> dict[str, JobDefinition[Any, Any]]:

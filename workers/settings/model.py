@@ -8,10 +8,18 @@ from urllib.parse import quote
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from logstore.errors import ServiceFailed
+from logstore.field_bounds import (
+    DELETION_ATTEMPTS,
+    DELETION_PARALLELISM,
+    RETRY_INTERVAL_S,
+    ROWS_PER_CHUNK,
+    UPLOAD_PARALLELISM,
+    UPLOAD_TIMEOUT_S,
+)
 from logstore.ownership import MAX_BUNDLES
 from logstore.pulsar.plan_jobs import MIN_READS_PER_S, READS_PER_S
 from logstore.pulsar.znode_names import LOG_ROOTS
-from logstore.reconciliation.bulk_job_inputs_and_results import MIN_SCRUB_RATE, SCRUB_RATE
+from logstore.reconciliation.bulk_job_inputs_and_results import SCRUB_BYTES_PER_S, SCRUB_RATE
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 from workers.settings.setting_types import (
     Address,
@@ -180,14 +188,14 @@ class Settings(BaseModel):
     pulsar_offload_secret_key: SecretStr = SecretStr("")  # secret key of pulsar_offload_access_key
     pulsar_offload_ca_file: File = ""  # authorities for the bucket's TLS certificate; executors need it, too
     pulsar_plan_interval: Interval = 86_400  # between plans for the Pulsar cluster, which change nothing
-    deletion_parallelism: Annotated[Count, Field(le=256)] = 4  # chunks of one batch that are deleted at the same time
-    deletion_max_attempts: Annotated[Count, Field(le=1_000_000)] = (
+    deletion_parallelism: Annotated[Count, DELETION_PARALLELISM] = (
+        4  # chunks of one batch that are deleted at the same time
+    )
+    deletion_max_attempts: Annotated[Count, DELETION_ATTEMPTS] = (
         10  # attempts to delete a copy; after the last one its intent is a dead letter
     )
-    deletion_retry_interval: Annotated[Seconds, Field(ge=0, le=30 * 86_400)] = (
-        600  # time between two attempts to delete a copy
-    )
-    deletion_chunk: Annotated[Count, Field(le=1_000)] = (
+    deletion_retry_interval: Annotated[Seconds, RETRY_INTERVAL_S] = 600  # time between two attempts to delete a copy
+    deletion_chunk: Annotated[Count, ROWS_PER_CHUNK] = (
         100  # maximum number of copies that one activity deletes, at most 1,000 for all parallel chunks of a batch
     )
     finished_retention: Annotated[Seconds, Field(ge=3_600)] = (
@@ -220,7 +228,7 @@ class Settings(BaseModel):
     )
     plan_interval: Interval = 86_400  # between reconciliation plans, which change nothing
     scrub_interval: Interval = 0  # between scrubs, which read every segment and tiered copy and compare digests
-    scrub_rate: Annotated[int, BeforeValidator(refuse_boolean), Field(ge=MIN_SCRUB_RATE, le=1 << 40)] = (
+    scrub_rate: Annotated[int, BeforeValidator(refuse_boolean), SCRUB_BYTES_PER_S] = (
         SCRUB_RATE  # bytes per second that a scrub reads
     )
     ledger_max_entries: Count = 50_000  # number of entries at which a new ledger begins
@@ -231,8 +239,10 @@ class Settings(BaseModel):
         600  # time after which an append fails if its segment is not registered; a new ledger that is in no
         # list after this time is abandoned, and the next trim or sweep deletes it
     )
-    offload_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 45 * 60  # maximum duration of one upload
-    offload_parallelism: Annotated[Count, Field(le=64)] = 2  # ledgers of one topic that are uploaded at the same time
+    offload_timeout: Annotated[Seconds, UPLOAD_TIMEOUT_S] = 45 * 60  # maximum duration of one upload
+    offload_parallelism: Annotated[Count, UPLOAD_PARALLELISM] = (
+        2  # ledgers of one topic that are uploaded at the same time
+    )
     bulk_dir: Folder = ""  # empty: a folder in the home. Every worker and every Spark executor must see this folder
     spark_master: SparkMaster = "local[*]"  # local[*], or the URL of a cluster
     upload_threads: Annotated[Count, Field(le=64)] = 4  # uploads that a worker runs at the same time

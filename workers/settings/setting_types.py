@@ -8,17 +8,16 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr
 
 from logstore.errors import InvalidInput
+from logstore.field_bounds import FUNCTION_NAME_FORM, INTERVAL_S, MAX_DURATION_S, POSITIVE
 from logstore.reconciliation.spark_master_url import MASTER_FORMS, is_spark_master_url
 
 _MAX_PATH_CHARS: Final = 4_096
 _ADDRESS_PATTERN = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/,]+):(?P<port>[0-9]{1,5})")
 _ZOOKEEPER_PATH_PATTERN = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._-]+)+")
 _IDENTITY_PATTERN = re.compile(r"(?!sasl:)[a-z0-9]+:.+|sasl:[^:]+:.+")
-_FUNCTION_PATTERN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:(?P<name>[A-Za-z_]\w{0,63})", re.ASCII)
+_FUNCTION_PATTERN = re.compile(rf"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:(?P<name>{FUNCTION_NAME_FORM})", re.ASCII)
 _DURATION_PATTERN = re.compile(r"(?P<count>[0-9]{1,12})(?P<unit>[smhd])")
 _SECONDS_BY_UNIT = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}  # largest first, as `format_duration` needs it
-MAX_DURATION_S = 36_500 * 86_400
-"""Longest duration in seconds, inclusive."""
 _DURATION_RULE = "a duration such as 90s, 15m, 24h or 3d, at most 36500d"
 
 
@@ -188,8 +187,8 @@ Seconds = Annotated[
     PlainSerializer(format_duration, return_type=str, when_used="json"),
     Field(le=MAX_DURATION_S),
 ]
-Interval = Annotated[Seconds, Field(ge=0, le=30 * 86_400)]  # time between runs of a recurring job; 0 turns the job off
-Count = Annotated[int, BeforeValidator(refuse_boolean), Field(ge=1, le=2**63 - 1)]
+Interval = Annotated[Seconds, INTERVAL_S]  # time between runs of a recurring job; 0 turns the job off
+Count = Annotated[int, BeforeValidator(refuse_boolean), POSITIVE]
 Port = Annotated[int, BeforeValidator(refuse_boolean), Field(ge=0, le=65_535)]  # 0: any free port
 Address = Annotated[str, AfterValidator(_validate_address)]
 Ensemble = Annotated[str, AfterValidator(_validate_ensemble)]

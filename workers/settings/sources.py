@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from pydantic import PlainSerializer, ValidationError
 
@@ -15,6 +14,7 @@ from logstore.errors import InvalidInput, ServiceFailed
 from logstore.setting_files import MAX_FILE_BYTES, read_secret_file
 from workers.settings.model import SERVICE_SETTINGS, Settings
 from workers.settings.setting_types import format_duration
+from workers.validation_refusals import refusal_from_validation_error
 
 DEFAULT_HOME = ".sexton"
 _SECRETS = frozenset(
@@ -192,31 +192,22 @@ def _validate_settings(merged: _Source) -> Settings:
     try:
         return Settings.model_validate({name: value for name, (value, _) in merged.items()})
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else "settings"
-        origin = merged.get(name, (None, "default"))[1]
-        found = "(hidden)" if name in _SECRETS else first["input"]
-        raise InvalidInput(
-            name, expected=f"{_describe_validation_rule(name, first)} (from {origin})", found=found
-        ) from None
+        problem = error.errors(include_url=False)[0]
+        refusal = refusal_from_validation_error(error, "settings")
+        name, origin = refusal.field, merged.get(refusal.field, (None, "default"))[1]
+        expected = "" if problem["type"] == "value_error" else _describe_number_setting(name)
+        found = "(hidden)" if name in _SECRETS else refusal.found
+        raise InvalidInput(name, expected=f"{expected or refusal.expected} (from {origin})", found=found) from None
 
 
-def _describe_validation_rule(name: str, error: Mapping[str, Any]) -> str:
-    match error["type"]:
-        case "value_error":
-            return str(error["ctx"]["error"])
-        case "literal_error":
-            return str(error["ctx"]["expected"])
-        case "string_type":
-            return "text"
-        case "bool_parsing" | "bool_type":
-            return "true or false"
-    rules = Settings.model_fields[name].metadata
+def _describe_number_setting(name: str) -> str:
+    """Return kind and bounds of a setting that is a number, or "" for any other setting."""
+    rules = Settings.model_fields[name].metadata if name in Settings.model_fields else []
     is_duration = any(isinstance(rule, PlainSerializer) for rule in rules)
-    minimum = max((rule.ge for rule in rules if hasattr(rule, "ge")), default=0)
-    maximum = min((rule.le for rule in rules if hasattr(rule, "le")), default=None)
-    bounds = [
-        format_duration(bound) if is_duration else f"{bound:,}" for bound in (minimum, maximum) if bound is not None
-    ]
-    kind = "a duration such as 90s, 15m, 24h or 3d" if is_duration else "a whole number"
-    return f"{kind}, from {' to '.join(bounds)}" if maximum is not None else f"{kind}, {bounds[0]} or more"
+    lows, highs = (
+        [getattr(rule, side) for rule in rules if getattr(rule, side, None) is not None] for side in ("ge", "le")
+    )
+    if not lows:
+        return ""
+    ends = " to ".join(format_duration(end) if is_duration else f"{end:,}" for end in (max(lows), min(highs)))
+    return f"{'a duration such as 90s, 15m, 24h or 3d' if is_duration else 'a whole number'}, from {ends}"

@@ -3,9 +3,21 @@
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
 from logstore.delayed.index_buckets import IndexBucketToMerge
+from logstore.field_bounds import (
+    POSITIVE,
+    Actor,
+    CatalogNumber,
+    EncodedTopicName,
+    EncodedTopicNameOrNothing,
+    FromOutside,
+    LastVisitedId,
+    PageSize,
+    Reason,
+)
+from logstore.subjects import HasOutcome, HasTopic
 from workflows.job_definition import JobDefinition
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
@@ -32,15 +44,15 @@ class SealBucketsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealBucketsInput:
+class SealBucketsInput(HasTopic):
     """Input of `seal-buckets`. Without `topic_id`, the job seals every topic that needs a seal."""
 
-    topic_id: int | None = None  # topic to seal in any case; None: every topic that needs a seal
-    topic: str = ""  # encoded name that the topic must have
-    actor: str = ""
-    reason: str = ""
-    page: int = 20  # topics per activity
-    after: int = -1  # topics up to this id were checked by earlier runs
+    topic_id: CatalogNumber | None = None  # topic to seal in any case; None: every topic that needs a seal
+    topic: EncodedTopicNameOrNothing = ""  # encoded name that the topic must have
+    actor: Actor = ""
+    reason: Reason = ""
+    page: PageSize = 20  # topics per activity
+    after: LastVisitedId = -1  # topics up to this id were checked by earlier runs
     carried: SealBucketsResult = field(default_factory=SealBucketsResult)
 
     def details(self) -> str:
@@ -61,7 +73,7 @@ class MergeOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MergeBucketsResult:
+class MergeBucketsResult(HasOutcome):
     """Progress or result of the merges of a topic."""
 
     outcome: MergeOutcome | None = None  # None: running
@@ -75,14 +87,14 @@ class MergeBucketsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MergeBucketsInput:
+class MergeBucketsInput(HasTopic):
     """Input of `merge-buckets`. `carried` is the progress of an earlier run."""
 
-    topic_id: int
-    topic: str = ""  # encoded name that the topic must have
-    max_buckets: int | None = None  # None: the limit of the settings
-    actor: str = ""
-    reason: str = ""
+    topic_id: CatalogNumber
+    topic: EncodedTopicName = ""  # encoded name that the topic must have
+    max_buckets: Annotated[int, FromOutside(POSITIVE)] | None = None  # None: the limit of the settings
+    actor: Actor = ""
+    reason: Reason = ""
     carried: MergeBucketsResult = field(default_factory=MergeBucketsResult)
 
     def details(self) -> str:

@@ -1,36 +1,97 @@
 """Inputs, results and job definitions of the deletion workflows."""
 
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Final
 
-from logstore.deletion.intents import BatchCertificate, IntentKey, Outcome
+from logstore.deletion.intents import BatchCertificate, HasIntent, IntentKey, Outcome
+from logstore.field_bounds import (
+    DELETION_ATTEMPTS,
+    DELETION_PARALLELISM,
+    INTERVAL_S,
+    MAX_INTERVAL_S,
+    MAX_LEDGER_IDS,
+    POSITIVE,
+    RETRY_INTERVAL_S,
+    ROWS_PER_CHUNK,
+    Actor,
+    BatchId,
+    BatchIdOrNothing,
+    CatalogNumber,
+    Durability,
+    EncodedTopicName,
+    EncodedTopicNameOrNothing,
+    FromOutside,
+    LastVisitedId,
+    PageSize,
+    PauseS,
+    Reason,
+    WorkerIdOrNothing,
+    between,
+    bound_from_check,
+    bound_where,
+    id_list,
+)
+from logstore.log.ledgers import CopyKind
+from logstore.subjects import HasBatch, HasOutcomes, HasSubject, HasTopic, Subject
+from logstore.validated_names import check_producer_or_actor_name
 from workflows.job_definition import JobDefinition
 
 MAX_OBJECTS_PER_S = 1_000_000
 """Highest rate of a batch, inclusive. No store is nearly as fast, so a higher number is a typing error."""
+
+_MAX_PASSED_SUBSCRIPTIONS: Final = 100  # by one operation
+_SUBSCRIPTION_NAME: Final = bound_from_check(partial(check_producer_or_actor_name, "name"))
+
+ObjectsPerS = Annotated[int, FromOutside(between(0, MAX_OBJECTS_PER_S))]
+OwnerPatienceS = Annotated[int, between(1, MAX_INTERVAL_S)]
+CopyNames = Annotated[
+    list[str],
+    FromOutside(
+        bound_where(
+            f"out of {', '.join(CopyKind)}, each once",
+            lambda names: len(names) == len(set(names)) and set(names) <= set(CopyKind),
+        )
+    ),
+]
+SubscriptionNames = Annotated[
+    list[str],
+    FromOutside(
+        bound_where(
+            f"at most {_MAX_PASSED_SUBSCRIPTIONS} names of subscriptions",
+            lambda names: (
+                len(names) <= _MAX_PASSED_SUBSCRIPTIONS and not any(map(_SUBSCRIPTION_NAME.find_problem, names))
+            ),
+        )
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionPolicy:
     """Policy of phase two, from the settings of the program that starts the job."""
 
-    parallelism: int = 4  # chunks at once
-    chunk: int = 100  # rows in a chunk
-    max_attempts: int = 10
-    retry_interval_s: int = 600
-    owner_patience_s: int = 10  # longest wait for the topic's bundle owner, before another worker gets the work
-    alone: int = 500  # children after which the run continues as new; the server refuses 2,000 pending children
+    parallelism: Annotated[int, DELETION_PARALLELISM] = 4  # chunks at once
+    chunk: Annotated[int, POSITIVE, FromOutside(ROWS_PER_CHUNK)] = 100  # rows in a chunk
+    max_attempts: Annotated[int, DELETION_ATTEMPTS] = 10
+    retry_interval_s: Annotated[int, RETRY_INTERVAL_S] = 600
+    owner_patience_s: OwnerPatienceS = 10  # longest wait for the topic's bundle owner, before another worker gets the
+    # work
+    alone: Annotated[int, between(1, 1_500)] = 500  # children after which the run continues as new; the server refuses
+    # 2,000 pending children
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteLedgerInput:
+class DeleteLedgerInput(HasIntent, HasTopic):
     """Intent to finish, and the bounds of its retries."""
 
     key: IntentKey
-    topic: str  # encoded; for filters, and to find the bundle owner
-    catalog_epoch: int
-    max_attempts: int = 10  # includes the attempt in the batch
-    retry_interval_s: int = 600
-    owner_patience_s: int = 10  # longest wait for the topic's bundle owner, before another worker gets the work
+    topic: EncodedTopicNameOrNothing  # encoded; for filters, and to find the bundle owner
+    catalog_epoch: CatalogNumber
+    max_attempts: Annotated[int, DELETION_ATTEMPTS] = 10  # includes the attempt in the batch
+    retry_interval_s: Annotated[int, RETRY_INTERVAL_S] = 600
+    owner_patience_s: OwnerPatienceS = 10  # longest wait for the topic's bundle owner, before another worker gets the
+    # work
 
     def details(self) -> str:
         key = self.key
@@ -52,12 +113,12 @@ class DeleteLedgerProgress:
 class ExplicitDetach:
     """Phase one for given ledgers."""
 
-    ledger_ids: list[int]  # 1 to 10,000
+    ledger_ids: Annotated[list[int], FromOutside(id_list(MAX_LEDGER_IDS))]  # 1 to 10,000
     force: bool = False
-    durable_delete: str | None = None  # a `DeleteDurability`; None: the topic's setting; without one: durable
-    remove: list[str] = field(default_factory=list)  # kinds of copies to remove; empty: delete the ledger
-    pass_over: list[str] = field(default_factory=list)  # subscriptions that do not keep the ledger
-    generation: int | None = None  # required generation of the ledger; None: any
+    durable_delete: Durability | None = None  # a `DeleteDurability`; None: the topic's setting; without one: durable
+    remove: CopyNames = field(default_factory=list)  # kinds of copies to remove; empty: delete the ledger
+    pass_over: SubscriptionNames = field(default_factory=list)  # subscriptions that do not keep the ledger
+    generation: CatalogNumber | None = None  # required generation of the ledger; None: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +126,14 @@ class DeleteLedgersProgress:
     """Progress of a batch: rows by outcome, and objects that storage confirmed as deleted."""
 
     intents: int = 0
-    after: int = 0  # all rows up to this id were visited
+    after: LastVisitedId = 0  # all rows up to this id were visited
     outcomes: dict[str, int] = field(default_factory=dict)
     objects: int = 0
     size_bytes: int = 0
     detached: int = 0  # ledgers
     finished: dict[str, int] = field(default_factory=dict)  # requested rows that had ended before the batch, by outcome
     paused: bool = False  # running chunks are completed, and no other chunk starts
-    rate: int = 0  # objects a second for the whole batch; 0: unlimited
+    rate: ObjectsPerS = 0  # objects a second for the whole batch; 0: unlimited
     done: int = 0  # rows that ended, or got a `delete-ledger`
     left: int = 0  # rows that are not done
 
@@ -85,27 +146,32 @@ class SetRateInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteLedgersInput:
+class DeleteLedgersInput(HasSubject):
     """Batch for phase two. If `detach` is set, the workflow does phase one first."""
 
-    batch_id: str
-    topic_id: int
-    topic: str  # encoded
-    catalog_epoch: int
-    actor: str
-    reason: str
+    batch_id: BatchId
+    topic_id: CatalogNumber
+    topic: EncodedTopicNameOrNothing  # encoded
+    catalog_epoch: CatalogNumber
+    actor: Actor
+    reason: Reason
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     detach: ExplicitDetach | None = None
     carried: DeleteLedgersProgress = field(default_factory=DeleteLedgersProgress)
-    owner: str = ""  # bundle owner that detached the ledgers; empty: the workflow looks up the bundle owner
+    owner: WorkerIdOrNothing = ""  # bundle owner that detached the ledgers; empty: the workflow looks up the bundle
+    # owner
 
     def details(self) -> str:
         whose = f"`{self.topic}`" if self.topic else "several topics"
         return f"Deletes ledgers of {whose} from storage, and `sexton deletion list` shows each with its outcome."
 
+    def subject(self) -> Subject:
+        ledger_ids = self.detach.ledger_ids if self.detach else ()
+        return Subject(ledger_ids=ledger_ids, batch_id=self.batch_id, topic=self.topic)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepDeletionsResult:
+class SweepDeletionsResult(HasOutcomes):
     """Numbers of rows, copies and objects of one sweep."""
 
     batches: int = 0
@@ -121,13 +187,13 @@ class SweepDeletionsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepDeletionsInput:
+class SweepDeletionsInput(HasSubject):
     """Actor and reason of a sweep, and its policy of phase two."""
 
-    actor: str = "schedule"
-    reason: str = ""
+    actor: Actor = "schedule"
+    reason: Reason = ""
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
-    patience_s: float = 300.0  # maximum wait for one batch, so that a paused batch does not delay other batches
+    patience_s: PauseS = 300.0  # maximum wait for one batch, so that a paused batch does not delay other batches
     carried: SweepDeletionsResult = field(default_factory=SweepDeletionsResult)
 
     def details(self) -> str:
@@ -135,7 +201,7 @@ class SweepDeletionsInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteTopicResult:
+class DeleteTopicResult(HasOutcomes):
     """Numbers of ledgers, copies and objects since the deletion of the topic began."""
 
     step: str = "beginning"  # detaching, deleting, removing, ended
@@ -148,15 +214,15 @@ class DeleteTopicResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteTopicInput:
+class DeleteTopicInput(HasTopic):
     """Topic to delete, actor and reason."""
 
-    topic_id: int
-    topic: str  # encoded; must be the name of `topic_id`
-    actor: str
-    reason: str
-    catalog_epoch: int | None = None  # expected epoch of the catalog; None: any
-    durable_delete: str | None = None  # a `DeleteDurability`; None: the topic's setting; without one: durable
+    topic_id: CatalogNumber
+    topic: EncodedTopicName  # encoded; must be the name of `topic_id`
+    actor: Actor
+    reason: Reason
+    catalog_epoch: CatalogNumber | None = None  # expected epoch of the catalog; None: any
+    durable_delete: Durability | None = None  # a `DeleteDurability`; None: the topic's setting; without one: durable
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     carried: DeleteTopicResult = field(default_factory=DeleteTopicResult)
 
@@ -165,7 +231,7 @@ class DeleteTopicInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrimTopicResult:
+class TrimTopicResult(HasOutcomes):
     """Numbers of ledgers, copies and objects of all passes."""
 
     detached: int = 0  # ledgers
@@ -177,13 +243,13 @@ class TrimTopicResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrimTopicInput:
+class TrimTopicInput(HasTopic):
     """Topic to trim, actor and reason."""
 
-    topic_id: int
-    topic: str  # encoded; for filters and people
-    actor: str
-    reason: str
+    topic_id: CatalogNumber
+    topic: EncodedTopicName  # encoded; for filters and people
+    actor: Actor
+    reason: Reason
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     carried: TrimTopicResult = field(default_factory=TrimTopicResult)
 
@@ -195,7 +261,7 @@ class TrimTopicInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrimTopicsResult:
+class TrimTopicsResult(HasOutcomes):
     """Numbers of ledgers, copies and objects of all topics."""
 
     topics: int = 0  # visited
@@ -210,16 +276,17 @@ class TrimTopicsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrimTopicsInput:
+class TrimTopicsInput(HasBatch):
     """Actor and reason of a trim of all topics, and its policy of phase two."""
 
-    actor: str = "schedule"
-    reason: str = ""
+    actor: Actor = "schedule"
+    reason: Reason = ""
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
-    patience_s: int = 300  # maximum wait for phase two, so that a paused batch does not delay the next trim
-    page: int = 50  # topics per page; a page takes less than an hour even if each topic waits a minute for locks
-    batch_id: str = ""  # empty: the trim creates one
-    after: int = 0  # all topics up to this id were visited
+    patience_s: Annotated[int, FromOutside(INTERVAL_S)] = 300  # maximum wait for phase two, so that a paused batch does
+    # not delay the next trim
+    page: PageSize = 50  # topics per page; a page takes less than an hour even if each topic waits a minute for locks
+    batch_id: BatchIdOrNothing = ""  # empty: the trim creates one
+    after: LastVisitedId = 0  # all topics up to this id were visited
     carried: TrimTopicsResult = field(default_factory=TrimTopicsResult)
 
     def details(self) -> str:

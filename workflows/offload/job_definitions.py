@@ -2,19 +2,42 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated, Final
 
+from logstore.field_bounds import (
+    MAX_INTERVAL_S,
+    UPLOAD_PARALLELISM,
+    UPLOAD_TIMEOUT_S,
+    Actor,
+    CatalogNumber,
+    EncodedTopicName,
+    FromOutside,
+    LastVisitedId,
+    Reason,
+    between,
+    id_list,
+)
+from logstore.subjects import HasLedger, HasOutcome, HasOutcomes, HasTopic
 from workflows.deletion.job_definitions import DeletionPolicy
 from workflows.job_definition import JobDefinition
+from workflows.task_queues import UploadsQueue
+
+MAX_OFFLOAD_LEDGERS: Final = 4_000
+"""Maximum number of ledgers in one request to offload. Waiting requests share 100 KB of one workflow payload."""
+
+UploadTimeoutS = Annotated[int, between(1, MAX_INTERVAL_S), FromOutside(UPLOAD_TIMEOUT_S)]
+OffloadedLedgerIds = Annotated[list[int], FromOutside(id_list(MAX_OFFLOAD_LEDGERS))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadLimits:
     """Limits of offload, from the settings of the starter."""
 
-    timeout_s: int = 45 * 60  # timeout of one upload attempt
-    attempts: int = 5  # upload attempts before the workflow fails
-    parallelism: int = 2  # ledgers of one topic at the same time
-    queue: str = ""  # task queue of uploads, so that deletions keep their threads; empty: the queue of the workflow
+    timeout_s: UploadTimeoutS = 45 * 60  # timeout of one upload attempt
+    attempts: Annotated[int, between(1, 1_000_000)] = 5  # upload attempts before the workflow fails
+    parallelism: Annotated[int, UPLOAD_PARALLELISM] = 2  # ledgers of one topic at the same time
+    queue: UploadsQueue = ""  # task queue of uploads, so that deletions keep their threads; empty: the queue of the
+    # workflow
 
 
 class OffloadOutcome(StrEnum):
@@ -26,11 +49,11 @@ class OffloadOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadLedgerInput:
+class OffloadLedgerInput(HasLedger, HasTopic):
     """Input of `offload-ledger`."""
 
-    ledger_id: int
-    topic: str  # encoded name that the ledger's topic must have
+    ledger_id: CatalogNumber
+    topic: EncodedTopicName  # encoded name that the ledger's topic must have
     policy: OffloadLimits = field(default_factory=OffloadLimits)
 
     def details(self) -> str:
@@ -41,7 +64,7 @@ class OffloadLedgerInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadLedgerResult:
+class OffloadLedgerResult(HasOutcome):
     """Outcome of offloading one ledger, and the copy that storage has proved."""
 
     outcome: OffloadOutcome
@@ -64,14 +87,14 @@ class OffloadLedgerProgress:
 class OffloadAsk:
     """Request to offload ledgers of the topic, and with `delete_primary` to remove the ledgers' primary copies."""
 
-    actor: str
-    reason: str
-    ledger_ids: list[int] | None = None  # 1 to 4,000; None: every closed ledger
+    actor: Actor
+    reason: Reason
+    ledger_ids: OffloadedLedgerIds | None = None  # 1 to 4,000; None: every closed ledger
     delete_primary: bool = False  # remove the primary copies afterwards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadTopicResult:
+class OffloadTopicResult(HasOutcomes):
     """Numbers of ledgers by result, for all requests."""
 
     offloaded: int = 0
@@ -90,16 +113,16 @@ class OffloadTopicResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadTopicInput:
+class OffloadTopicInput(HasTopic):
     """Input of `offload-topic`. Further requests arrive by the signal `ask`."""
 
-    topic_id: int
-    topic: str  # encoded; for filters and people
+    topic_id: CatalogNumber
+    topic: EncodedTopicName  # encoded; for filters and people
     policy: OffloadLimits = field(default_factory=OffloadLimits)
     deletion: DeletionPolicy = field(default_factory=DeletionPolicy)
     asks: list[OffloadAsk] = field(default_factory=list)  # unfinished requests, in order
-    after: int = -1  # the first request in `asks` is done for all ledgers up to this id
-    removed_after: int = -1  # the first request has removed primary copies of all ledgers up to this id
+    after: LastVisitedId = -1  # the first request in `asks` is done for all ledgers up to this id
+    removed_after: LastVisitedId = -1  # the first request has removed primary copies of all ledgers up to this id
     carried: OffloadTopicResult = field(default_factory=OffloadTopicResult)
 
     def details(self) -> str:

@@ -1,27 +1,63 @@
 """Input and result of the workflows for a Pulsar cluster, and their names and ids."""
 
 from dataclasses import dataclass, field
+from typing import Annotated, Final
 
 from logstore.deletion.intents import RequestRefusal
+from logstore.field_bounds import (
+    Actor,
+    AgeS,
+    CatalogNumber,
+    FromOutside,
+    IdsOrNothing,
+    Reason,
+    RunId,
+    RunIdOrNothing,
+    Share,
+    SparkMasterOrNothing,
+    between,
+    bound_where,
+)
 from logstore.pulsar.cluster_transactions import TransactionAbort
-from logstore.pulsar.plan_jobs import MIN_BETWEEN_SCANS_S
+from logstore.pulsar.plan_jobs import MAX_BETWEEN_SCANS_S, MIN_BETWEEN_SCANS_S
 from logstore.reconciliation.findings import ApplyCounts, FindingPosition, PlanOrScrubResult
+from logstore.subjects import HasLedgers, HasRowLimit, HasRun, HasTransactions
+from logstore.transactions.transaction_ids_and_states import TRANSACTION_ID
 from workflows.job_definition import JobDefinition
 from workflows.reconciliation.job_definitions import ApplyOrphansProgress
+from workflows.task_queues import BulkQueue
+
+MAX_ABORTED_TRANSACTIONS: Final = 100
+"""Maximum number of transactions in one abort. The run's row has all of their participants."""
+
+BetweenScansS = Annotated[float, FromOutside(between(0, MAX_BETWEEN_SCANS_S))]
+TransactionIdTexts = Annotated[
+    list[str],
+    FromOutside(
+        bound_where(
+            f"1 to {MAX_ABORTED_TRANSACTIONS} transactions such as 3:17, each once",
+            lambda ids: (
+                0 < len(ids) == len(set(ids)) <= MAX_ABORTED_TRANSACTIONS
+                and not any(map(TRANSACTION_ID.find_problem, ids))
+            ),
+        )
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanPulsarInput:
+class PlanPulsarInput(HasRun):
     """Input of a plan for a Pulsar cluster."""
 
-    run_id: str = ""  # empty: the job makes an id, as in a scheduled plan
-    actor: str = "schedule"
-    reason: str = ""
-    older_than_s: float | None = None  # younger ledgers and offloads are left out; null: a floor for each kind
-    between_s: float = MIN_BETWEEN_SCANS_S  # least time from the end of the first scan to the begin of the second
+    run_id: RunIdOrNothing = ""  # empty: the job makes an id, as in a scheduled plan
+    actor: Actor = "schedule"
+    reason: Reason = ""
+    older_than_s: AgeS | None = None  # younger ledgers and offloads are left out; null: a floor for each kind
+    between_s: BetweenScansS = MIN_BETWEEN_SCANS_S  # least time from the end of the first scan to the begin of the
+    # second
     unsafe_age: bool = False  # allow ages below the floors, and less than 600 s between the scans
-    master: str = ""  # Spark cluster; empty: the cluster of the workers' settings
-    queue: str = ""  # task queue of the bulk jobs; empty: the job's own
+    master: SparkMasterOrNothing = ""  # Spark cluster; empty: the cluster of the workers' settings
+    queue: BulkQueue = ""  # task queue of the bulk jobs; empty: the job's own
 
     def details(self) -> str:
         return (
@@ -40,14 +76,14 @@ class PlanPulsarResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyPulsarInput:
+class ApplyPulsarInput(HasRowLimit, HasRun):
     """Input of `apply-pulsar` for one plan of a Pulsar cluster."""
 
-    run_id: str  # plan's run id
-    actor: str
-    reason: str = ""
-    max_orphan_share: float = 0.05  # allowed share of orphans among all ledgers, 0 to 1
-    limit: int = 0  # remove only so many of the oldest orphans that are left; 0: all
+    run_id: RunId  # plan's run id
+    actor: Actor
+    reason: Reason = ""
+    max_orphan_share: Share = 0.05  # allowed share of orphans among all ledgers, 0 to 1
+    limit: CatalogNumber = 0  # remove only so many of the oldest orphans that are left; 0: all
     include_unconfirmed: bool = False  # also remove orphans of which nothing that was read rules a reference out
     include_irreversible: bool = False  # also remove objects, uploads and managed ledgers, which no undo puts back
     carried: ApplyOrphansProgress = field(default_factory=ApplyOrphansProgress)
@@ -81,13 +117,13 @@ class UndoPulsarProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UndoPulsarInput:
+class UndoPulsarInput(HasLedgers, HasRun):
     """Input of `undo-pulsar` for the applies of one plan."""
 
-    run_id: str  # plan's run id
-    actor: str
-    reason: str = ""
-    ledger_ids: list[int] = field(default_factory=list)  # only these; empty: all that the applies have deleted
+    run_id: RunId  # plan's run id
+    actor: Actor
+    reason: Reason = ""
+    ledger_ids: IdsOrNothing = field(default_factory=list)  # only these; empty: all that the applies have deleted
     carried: UndoPulsarProgress = field(default_factory=UndoPulsarProgress)
 
     def details(self) -> str:
@@ -104,13 +140,13 @@ class UndoPulsarResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbortTransactionsInput:
+class AbortTransactionsInput(HasTransactions, HasRun):
     """Input of `abort-transactions`."""
 
-    run_id: str
-    transactions: list[str]  # ids as `sexton pulsar transactions` shows them
-    actor: str
-    reason: str = ""
+    run_id: RunId
+    transactions: TransactionIdTexts  # ids as `sexton pulsar transactions` shows them
+    actor: Actor
+    reason: Reason = ""
     unsafe_age: bool = False  # allow transactions younger than 10 minutes
 
     def details(self) -> str:

@@ -3,26 +3,64 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, Final
 
 from logstore.deletion.intents import RequestRefusal
-from logstore.reconciliation.bulk_job_inputs_and_results import SCRUB_RATE
+from logstore.field_bounds import (
+    Actor,
+    AgeS,
+    FromOutside,
+    Reason,
+    RunId,
+    RunIdOrNothing,
+    Share,
+    SparkMasterOrNothing,
+    bound_where,
+    id_list,
+)
+from logstore.reconciliation.bulk_job_inputs_and_results import SCRUB_BYTES_PER_S, SCRUB_RATE
 from logstore.reconciliation.findings import ApplyCounts, PlanOrScrubResult
-from workflows.deletion.job_definitions import DeletionPolicy
+from logstore.subjects import HasRun, HasTopics
+from workflows.deletion.job_definitions import DeletionPolicy, ObjectsPerS
 from workflows.job_definition import JobDefinition
+from workflows.task_queues import BulkQueue
+
+MAX_SCRUB_TOPICS: Final = 1_000
+"""Maximum number of given topics in one scrub. SQL statements contain the ids of these topics."""
+
+_MAX_INVENTORIES: Final = 16
+_MAX_PATH_CHARACTERS: Final = 1_000
+
+
+def _is_file_path(path: str) -> bool:
+    return 0 < len(path) <= _MAX_PATH_CHARACTERS and path.isprintable() and "://" not in path
+
+
+InventoryPaths = Annotated[
+    list[str],
+    FromOutside(
+        bound_where(
+            f"at most {_MAX_INVENTORIES} paths of manifests, files that the workers can read; no URL is one",
+            lambda paths: len(paths) <= _MAX_INVENTORIES and all(map(_is_file_path, paths)),
+        )
+    ),
+]
+ScrubbedTopicIds = Annotated[list[int], FromOutside(id_list(MAX_SCRUB_TOPICS).or_nothing())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReconcileOrphansInput:
+class ReconcileOrphansInput(HasRun):
     """Input of a plan."""
 
-    run_id: str = ""  # empty: the job makes an id, as in a scheduled plan
-    actor: str = "schedule"
-    reason: str = ""
-    older_than_s: float = 86_400.0  # younger objects and rows are left out
+    run_id: RunIdOrNothing = ""  # empty: the job makes an id, as in a scheduled plan
+    actor: Actor = "schedule"
+    reason: Reason = ""
+    older_than_s: AgeS = 86_400.0  # younger objects and rows are left out
     unsafe_age: bool = False  # allow an age below one hour
-    inventories: list[str] = field(default_factory=list)  # paths of manifests of S3 inventories, which replace listings
-    master: str = ""  # Spark cluster; empty: the cluster of the workers' settings
-    queue: str = ""  # task queue of the bulk jobs; empty: the job's own
+    inventories: InventoryPaths = field(default_factory=list)  # paths of manifests of S3 inventories, which replace
+    # listings
+    master: SparkMasterOrNothing = ""  # Spark cluster; empty: the cluster of the workers' settings
+    queue: BulkQueue = ""  # task queue of the bulk jobs; empty: the job's own
 
     def details(self) -> str:
         return (
@@ -35,7 +73,7 @@ class ReconcileOrphansInput:
 class PlanProgress:
     """Progress of a plan."""
 
-    run_id: str
+    run_id: RunId
     step: str  # beginning, the name of a bulk job, checking, concluding, ended
     counts: dict[str, dict[str, int]] = field(default_factory=dict)  # by name of a completed bulk job
 
@@ -60,20 +98,20 @@ class ApplyOrphansProgress:
     objects: int = 0  # confirmed as deleted
     size_bytes: int = 0
     paused: bool = False  # no further page begins
-    rate: int = 0  # objects a second; 0: unlimited
+    rate: ObjectsPerS = 0  # objects a second; 0: unlimited
     done: int = 0  # findings with a fate
     left: int = 0  # findings without a fate
     counts: ApplyCounts = field(default_factory=ApplyCounts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyOrphansInput:
+class ApplyOrphansInput(HasRun):
     """Input of `apply-orphans` for one plan."""
 
-    run_id: str  # plan's run id
-    actor: str
-    reason: str = ""
-    max_orphan_share: float = 0.05  # allowed share of orphans among all ledgers, 0 to 1
+    run_id: RunId  # plan's run id
+    actor: Actor
+    reason: Reason = ""
+    max_orphan_share: Share = 0.05  # allowed share of orphans among all ledgers, 0 to 1
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     carried: ApplyOrphansProgress = field(default_factory=ApplyOrphansProgress)
 
@@ -97,7 +135,7 @@ class ApplyOrphansResult:
 class ScrubLedgersProgress:
     """Progress of a scrub."""
 
-    run_id: str = ""  # empty: the scrub has not begun
+    run_id: RunIdOrNothing = ""  # empty: the scrub has not begun
     pages_done: int = 0
     pages: int = 0
     objects: int = 0  # segments and tiered copies that were read
@@ -109,15 +147,15 @@ class ScrubLedgersProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScrubLedgersInput:
+class ScrubLedgersInput(HasTopics):
     """Input of a scrub. If a scrub of the same topics is unfinished, this job continues that scrub."""
 
-    actor: str = "schedule"
-    reason: str = ""
-    topic_ids: list[int] = field(default_factory=list)  # empty: every topic
-    bytes_per_s: int = SCRUB_RATE  # for the whole job
-    master: str = ""  # Spark cluster; empty: the cluster of the workers' settings
-    queue: str = ""  # task queue of the bulk jobs; empty: the job's own
+    actor: Actor = "schedule"
+    reason: Reason = ""
+    topic_ids: ScrubbedTopicIds = field(default_factory=list)  # empty: every topic
+    bytes_per_s: Annotated[int, FromOutside(SCRUB_BYTES_PER_S)] = SCRUB_RATE  # for the whole job
+    master: SparkMasterOrNothing = ""  # Spark cluster; empty: the cluster of the workers' settings
+    queue: BulkQueue = ""  # task queue of the bulk jobs; empty: the job's own
     carried: ScrubLedgersProgress = field(default_factory=ScrubLedgersProgress)
 
     def details(self) -> str:

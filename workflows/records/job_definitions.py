@@ -1,10 +1,27 @@
 """Inputs and results of the workflows of the record log, with their names and ids."""
 
+import re
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final
+from typing import Annotated, Final
 
 from logstore.deletion.intents import BatchCertificate, RequestRefusal
+from logstore.field_bounds import (
+    FUNCTION_NAME_FORM,
+    Actor,
+    AgeS,
+    BatchId,
+    CatalogNumber,
+    Durability,
+    EncodedTopicNameOrNothing,
+    FromOutside,
+    PageSize,
+    Reason,
+    Share,
+    SparkMasterOrNothing,
+    WatchS,
+    bound_where,
+)
 from logstore.records.job_results import (
     DefragmentedBlocks,
     FlushedRecords,
@@ -14,8 +31,18 @@ from logstore.records.job_results import (
     SelectionPageStart,
     ShippedBlocks,
 )
+from logstore.subjects import (
+    HasBatch,
+    HasEligibleAge,
+    HasFunction,
+    HasSubject,
+    HasTopic,
+    HasWatch,
+    Subject,
+)
 from workflows.deletion.job_definitions import DeletionPolicy
 from workflows.job_definition import JobDefinition
+from workflows.task_queues import RecordsQueue
 
 HELD_RETRY_INTERVAL: Final = timedelta(seconds=5)
 """Time between two attempts of a flush with `once` while another job has claimed the record log."""
@@ -25,6 +52,16 @@ MAX_HELD_FLUSHES: Final = 24
 
 NOW: Final = "now"
 """Key in the workflow id of a flush with `once`. The workflow id of the repeated flush has no key."""
+
+FunctionName = Annotated[
+    str,
+    FromOutside(
+        bound_where(
+            "the name of a function, 1 to 64 of A-Z, a-z, 0-9 and _",
+            lambda name: re.fullmatch(FUNCTION_NAME_FORM, name) is not None,
+        )
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +74,14 @@ class FlushRecordsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlushRecordsInput:
+class FlushRecordsInput(HasWatch):
     """Input of `flush-records`, which flushes repeatedly or once."""
 
     once: bool = False  # flush the present changes once, then end
-    watch_s: float = 60.0  # seconds for which one activity looks for changes; 0: one flush, then wait for a signal
-    queue: str = ""  # task queue of the activities; empty: the workflow's own task queue
-    actor: str = ""
-    reason: str = ""
+    watch_s: WatchS = 60.0  # seconds for which one activity looks for changes; 0: one flush, then wait for a signal
+    queue: RecordsQueue = ""  # task queue of the activities; empty: the workflow's own task queue
+    actor: Actor = ""
+    reason: Reason = ""
     carried: FlushRecordsResult = field(default_factory=FlushRecordsResult)
 
     def details(self) -> str:
@@ -53,13 +90,13 @@ class FlushRecordsInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepRecordsInput:
+class SweepRecordsInput(HasWatch):
     """Input of a sweep that starts `flush-records` unless it runs."""
 
-    watch_s: float = 60.0  # `watch_s` of the started flush
-    queue: str = ""  # `queue` of the started flush
-    actor: str = ""
-    reason: str = ""
+    watch_s: WatchS = 60.0  # `watch_s` of the started flush
+    queue: RecordsQueue = ""  # `queue` of the started flush
+    actor: Actor = ""
+    reason: Reason = ""
 
     def details(self) -> str:
         return "Starts `flush-records` where it does not run; `sexton records status` shows what is not flushed."
@@ -73,13 +110,13 @@ class SweepRecordsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DefragmentRecordsInput:
+class DefragmentRecordsInput(HasSubject):
     """Input of one pass over all blocks."""
 
     scheduled: bool = False  # set by a schedule: run the job as a child under the id without a time
-    queue: str = ""  # task queue of the activity; empty: the workflow's own task queue
-    actor: str = ""
-    reason: str = ""
+    queue: RecordsQueue = ""  # task queue of the activity; empty: the workflow's own task queue
+    actor: Actor = ""
+    reason: Reason = ""
 
     def details(self) -> str:
         return (
@@ -98,14 +135,14 @@ class DefragmentRecordsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RaidTombstonesInput:
+class RaidTombstonesInput(HasEligibleAge):
     """Input of a raid."""
 
-    eligible_age_s: float | None = None  # None: age in the workers' settings
+    eligible_age_s: AgeS | None = None  # None: age in the workers' settings
     scheduled: bool = False  # set by a schedule: run the job as a child under the id without a time
-    queue: str = ""  # task queue of the activity; empty: the workflow's own task queue
-    actor: str = ""
-    reason: str = ""
+    queue: RecordsQueue = ""  # task queue of the activity; empty: the workflow's own task queue
+    actor: Actor = ""
+    reason: Reason = ""
 
     def details(self) -> str:
         return (
@@ -125,13 +162,13 @@ class RaidTombstonesResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicateRecordsInput:
+class ReplicateRecordsInput(HasSubject):
     """Input of one shipment to every replica bucket in the workers' settings."""
 
     scheduled: bool = False  # set by a schedule: run the job as a child under the id without a time
-    queue: str = ""  # task queue of the activity; empty: the workflow's own task queue
-    actor: str = ""
-    reason: str = ""
+    queue: RecordsQueue = ""  # task queue of the activity; empty: the workflow's own task queue
+    actor: Actor = ""
+    reason: Reason = ""
 
     def details(self) -> str:
         return "Copies new blocks and the manifest into every replica's bucket; `sexton records replicas` shows them."
@@ -147,7 +184,7 @@ class ReplicateRecordsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndRecordsResult:
+class EndRecordsResult(HasSubject):
     """Counts of deleted records, or the refusal."""
 
     records: int = 0  # closed ledgers for which the function was called
@@ -164,24 +201,28 @@ class EndRecordsResult:
         """Number of copies by outcome."""
         return dict(self.certificate.outcomes) if self.certificate else {}
 
+    def subject(self) -> Subject:
+        outcome = self.certificate.subject().outcome if self.certificate else ""
+        return Subject(ledger_ids=self.ledger_ids, outcome=outcome)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndRecordsInput:
+class EndRecordsInput(HasFunction, HasBatch, HasTopic):
     """Input of `end-records`: the record function, the topics, and the batch of detached ledgers."""
 
-    function: str  # name in the workers' setting `functions`
-    batch_id: str  # id of a new batch, never used before
-    topic_id: int = 0  # 0: all topics
-    topic: str = ""  # encoded name, which must be the name of `topic_id`
+    function: FunctionName  # name in the workers' setting `functions`
+    batch_id: BatchId  # id of a new batch, never used before
+    topic_id: CatalogNumber = 0  # 0: all topics
+    topic: EncodedTopicNameOrNothing = ""  # encoded name, which must be the name of `topic_id`
     dry_run: bool = False
-    durable_delete: str | None = None  # a `DeleteDurability`; None: the topic's setting; without one: durable
-    catalog_epoch: int | None = None  # expected epoch of the catalog; None: any
-    actor: str = ""
-    reason: str = ""
+    durable_delete: Durability | None = None  # a `DeleteDurability`; None: the topic's setting; without one: durable
+    catalog_epoch: CatalogNumber | None = None  # expected epoch of the catalog; None: any
+    actor: Actor = ""
+    reason: Reason = ""
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
-    page: int = 500  # ledgers in a page; after a crash the function is called again for one page at most
-    now_us: int = 0  # time of the start by the catalog's clock; 0: not started
-    after: SelectionPageStart = field(default_factory=SelectionPageStart)
+    page: PageSize = 500  # ledgers in a page; after a crash the function is called again for one page at most
+    now_us: CatalogNumber = 0  # time of the start by the catalog's clock; 0: not started
+    after: SelectionPageStart = field(default_factory=SelectionPageStart)  # first ledger of the next page
     carried: EndRecordsResult = field(default_factory=EndRecordsResult)
 
     @property
@@ -196,12 +237,12 @@ class EndRecordsInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowRecordsInput:
+class FollowRecordsInput(HasWatch):
     """Input of `follow-records` for one replica database."""
 
     replica: str  # name of the followed bucket, a slash, and a name for this replica
     seed: bool = False  # empty the database first, and apply everything
-    watch_s: float = 0.0  # seconds for which to look for changes; 0: apply once
+    watch_s: WatchS = 0.0  # seconds for which to look for changes; 0: apply once
 
     def details(self) -> str:
         return (
@@ -219,13 +260,13 @@ class FollowRecordsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildCatalogInput:
+class RebuildCatalogInput(HasSubject):
     """Input of a rebuild from one manifest into one database."""
 
     rebuild: str  # id of the rebuild, as text of `logstore.records.rebuild_job.RebuildId`
     skip_unreadable: bool = False  # skip and name unreadable blocks, except blocks that hide messages
-    master: str = ""  # Spark cluster; empty: cluster of the settings
-    max_absent_share: float = 0.05  # allowed share of listed ledgers without objects, 0 to 1
+    master: SparkMasterOrNothing = ""  # Spark cluster; empty: cluster of the settings
+    max_absent_share: Share = 0.05  # allowed share of listed ledgers without objects, 0 to 1
     take_over: bool = False  # wait until processes of the old catalog, which may be alive, notice the new epoch
 
     def details(self) -> str:

@@ -1,19 +1,23 @@
 """Inputs and results of the workflows of transactions, and the names and ids of these workflows."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from logstore.transactions.transaction_ids_and_states import OwedParticipant
+from logstore.field_bounds import Actor, FromOutside, PauseS, Reason, between
+from logstore.subjects import HasCoordinator, HasSubject, HasTransaction
+from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS, OwedParticipant, TransactionIdText
 from workflows.job_definition import JobDefinition
+from workflows.task_queues import TransactionsQueue
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorInput:
+class CoordinatorInput(HasCoordinator):
     """Input of `transaction-coordinator`. `carried` is the progress of an earlier run."""
 
-    tc_id: int
-    linger_s: float = 1.0
-    queue: str = ""  # task queue of the activities; empty: the workflow's own task queue
+    tc_id: Annotated[int, FromOutside(between(0, MAX_COORDINATORS - 1))]
+    linger_s: Annotated[float, FromOutside(between(0, 60))] = 1.0
+    queue: TransactionsQueue = ""  # task queue of the activities; empty: the workflow's own task queue
     carried: "CoordinatorProgress | None" = None
 
     def details(self) -> str:
@@ -35,13 +39,13 @@ class CoordinatorProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BroadcastTransactionInput:
+class BroadcastTransactionInput(HasTransaction):
     """Input of `broadcast-transaction`. `carried` is the progress of an earlier run."""
 
-    txn: str  # tc:sequence
-    pause_s: float = 1.0  # pause before the second attempt; doubles with each attempt
-    most_pause_s: float = 60.0  # longest pause
-    queue: str = ""  # task queue of the activity; empty: the workflow's own task queue
+    txn: TransactionIdText  # tc:sequence
+    pause_s: PauseS = 1.0  # pause before the second attempt; doubles with each attempt
+    most_pause_s: PauseS = 60.0  # longest pause
+    queue: TransactionsQueue = ""  # task queue of the activity; empty: the workflow's own task queue
     carried: "BroadcastProgress | None" = None
 
     def details(self) -> str:
@@ -63,12 +67,12 @@ class BroadcastProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepTransactionsInput:
+class SweepTransactionsInput(HasSubject):
     """Input of `sweep-transactions`."""
 
-    actor: str = ""
-    reason: str = ""
-    queue: str = ""  # task queue of the coordinators that the sweep starts
+    actor: Actor = ""
+    reason: Reason = ""
+    queue: TransactionsQueue = ""  # task queue of the coordinators that the sweep starts
 
     def details(self) -> str:
         return (

@@ -4,14 +4,15 @@ Lock order: topic, list of message ledgers (to subscribe or to seek), list of th
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
 from logstore.catalog import tables as t
+from logstore.catalog.catalog_row import read_epoch
 from logstore.catalog.cursors.cursor_rows import (
-    LockedCursor,
     insert_cursor,
     read_visible_spans,
     select_cursor,
@@ -32,8 +33,7 @@ from logstore.catalog.log.ledger_rows import (
     raise_list_version,
     read_message_list_id,
 )
-from logstore.catalog.log.message_ledgers import read_epoch
-from logstore.catalog.log.topic_rows import read_topic, share_lock_active_topic
+from logstore.catalog.log.topics import read_topic, share_lock_active_topic
 from logstore.cursors.cursor_state import (
     CursorSnapshot,
     advance_mark_delete,
@@ -115,7 +115,22 @@ class Cursors(CatalogAdapter):
             PreconditionFailed: The topic is not ACTIVE.
             InvalidInput: The position is after the end of the log.
         """
-        return _seek_cursor(connection, topic_id, name, position, self._db.now_us(connection))
+        now_us = self._db.now_us(connection)
+        topic = share_lock_active_topic(connection, topic_id)
+        list_id = read_message_list_id(connection, topic_id, lock=True)
+        _lock_cursor_list(connection, topic_id, name)
+        row = _require_cursor_row(connection, select_cursor(topic_id, name).with_for_update(), name)
+        stored = stored_cursor_from_row(row)
+        moved = replace(
+            stored,
+            state=seek(position, read_visible_spans(connection, topic_id)),
+            seeks=stored.seeks + 1,
+            releases=stored.releases + 1,
+        )
+        reason = "the cursor was moved by a seek"
+        moved = _store_and_retire_snapshot(connection, row, moved, topic, None, reason=reason, now_us=now_us)
+        raise_list_version(connection, list_id)
+        return moved
 
     @in_write_transaction("catalog.publish_snapshot")
     def publish_snapshot(
@@ -146,15 +161,16 @@ class Cursors(CatalogAdapter):
         if row is None or row.place is not None:
             return row is not None
         now = self._db.now_us(connection)
-        cursor = _lock_cursor_if_unchanged(connection, condition, topic)
-        if cursor is None:
+        locked = _lock_cursor_if_unchanged(connection, condition, topic)
+        if locked is None:
             newborn = t.ledger.c.ledger_id == snapshot.ledger_id
             replace_ledgers_by_intents(connection, newborn, batch_id="", now_us=now)
             return False
         publish_component_ledger(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
-        cursor.state = state_without_snapshot(cursor.state, snapshot)
+        cursor = stored_cursor_from_row(locked)
+        cursor = replace(cursor, state=state_without_snapshot(cursor.state, snapshot))
         reason = f"superseded by ledger {snapshot.ledger_id}"
-        _store_state_and_retire_snapshot(connection, cursor, topic, snapshot.ledger_id, reason=reason, now_us=now)
+        _store_and_retire_snapshot(connection, locked, cursor, topic, snapshot.ledger_id, reason=reason, now_us=now)
         return True
 
     @in_write_transaction("catalog.fold_snapshot")
@@ -168,63 +184,45 @@ class Cursors(CatalogAdapter):
         """
         topic = read_topic(connection, condition.topic_id, share_lock=True)
         _lock_cursor_list(connection, condition.topic_id, condition.subscription)
-        cursor = _lock_cursor_if_unchanged(connection, condition, topic)
-        if cursor is None or cursor.snapshot_ledger != snapshot.ledger_id:
+        row = _lock_cursor_if_unchanged(connection, condition, topic)
+        if row is None or row.snapshot_ledger != snapshot.ledger_id:
             return False
-        cursor.state = advance_mark_delete(
-            complete_state(cursor.state, snapshot), read_visible_spans(connection, condition.topic_id)
-        )
+        cursor = stored_cursor_from_row(row)
+        complete, listed = complete_state(cursor.state, snapshot), read_visible_spans(connection, condition.topic_id)
+        cursor = replace(cursor, state=advance_mark_delete(complete, listed))
         if len(pack_acknowledged(cursor.state.acknowledged)) > limit_bytes:
             return False
-        now = self._db.now_us(connection)
-        _store_state_and_retire_snapshot(
-            connection, cursor, topic, None, reason="folded into its cursor's row", now_us=now
-        )
+        reason, now = "folded into its cursor's row", self._db.now_us(connection)
+        _store_and_retire_snapshot(connection, row, cursor, topic, None, reason=reason, now_us=now)
         return True
-
-
-def _seek_cursor(connection: Connection, topic_id: TopicId, name: str, position: Position, now_us: int) -> StoredCursor:
-    topic = share_lock_active_topic(connection, topic_id)
-    list_id = read_message_list_id(connection, topic_id, lock=True)
-    _lock_cursor_list(connection, topic_id, name)
-    cursor = LockedCursor.from_row(
-        _require_cursor_row(connection, select_cursor(topic_id, name).with_for_update(), name)
-    )
-    cursor.state = seek(position, read_visible_spans(connection, topic_id))
-    cursor.seeks += 1
-    cursor.releases += 1
-    _store_state_and_retire_snapshot(
-        connection, cursor, topic, None, reason="the cursor was moved by a seek", now_us=now_us
-    )
-    raise_list_version(connection, list_id)
-    return StoredCursor(
-        name=name,
-        state=cursor.state,
-        created_us=cursor.created_us,
-        seeks=cursor.seeks,
-        releases=cursor.releases,
-    )
 
 
 def _lock_cursor_list(connection: Connection, topic_id: TopicId, name: str) -> int:
     return lock_component_list(connection, topic_id, Component.MANAGED_CURSOR, {"cursor": name})
 
 
-def _lock_cursor_if_unchanged(
-    connection: Connection, change: CursorSnapshotCondition, topic: Topic
-) -> LockedCursor | None:
+def _lock_cursor_if_unchanged(connection: Connection, change: CursorSnapshotCondition, topic: Topic) -> Row[Any] | None:
     row = connection.execute(select_cursor(change.topic_id, change.subscription).with_for_update()).first()
     is_unchanged = row is not None and (row.snapshot_ledger, row.seeks) == (change.expected, change.seeks)
-    return LockedCursor.from_row(row) if row and is_unchanged and topic.state is TopicState.ACTIVE else None
+    return row if is_unchanged and topic.state is TopicState.ACTIVE else None
 
 
-def _store_state_and_retire_snapshot(
-    connection: Connection, cursor: LockedCursor, topic: Topic, snapshot: LedgerId | None, *, reason: str, now_us: int
-) -> None:
-    if cursor.snapshot_ledger is not None:
-        retire_component_ledger(connection, cursor.snapshot_ledger, topic, reason=reason, now_us=now_us)
-    cursor.snapshot_ledger = snapshot
-    store_cursors(connection, [cursor])
+def _store_and_retire_snapshot(
+    connection: Connection,
+    row: Row[Any],
+    cursor: StoredCursor,
+    topic: Topic,
+    snapshot: LedgerId | None,
+    *,
+    reason: str,
+    now_us: int,
+) -> StoredCursor:
+    """Store `cursor` with another snapshot, and file an intent for the snapshot in `row`. Return the stored cursor."""
+    if row.snapshot_ledger is not None:
+        retire_component_ledger(connection, row.snapshot_ledger, topic, reason=reason, now_us=now_us)
+    stored = replace(cursor, snapshot_ledger=snapshot)
+    store_cursors(connection, {row.cursor_id: stored})
+    return stored
 
 
 def _require_cursor_row(connection: Connection, query: Any, name: str) -> Row[Any]:  # noqa: ANN401

@@ -267,6 +267,19 @@ class ClusterRemovalRow(SQLModel, table=True):
     removed_us: int | None = Field(default=None, sa_type=Big)
 
 
+class FindingFateRow(SQLModel, table=True):
+    """Decision of an apply about a finding of its plan, and the fate of the finding."""
+
+    __tablename__ = "finding_fate"
+    run_id: str = Field(primary_key=True)  # run of the apply
+    page: int = Field(primary_key=True, sa_type=Big)
+    number: int = Field(primary_key=True, sa_type=Big)  # of the finding
+    fate: str | None = None  # `FindingFate`; null: decided to remove it, and nothing more is known
+    reason: str = Field(default="", sa_type=Text)
+    objects: int = Field(default=0, sa_type=Big)  # confirmed as deleted
+    size_bytes: int = Field(default=0, sa_type=Big)
+
+
 class AuditRow(SQLModel, table=True):
     __tablename__ = "audit"
     __table_args__ = (Index("audit_by_topic", "topic_id", "audit_id"), Index("audit_by_run", "run_id"))

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select
 from logstore.catalog import tables as t
 from logstore.catalog.audit_log import AuditedLedgers, insert_audit_row
 from logstore.catalog.cursors.cursor_rows import move_cursors_past_removed_ledgers
-from logstore.catalog.delayed.bucket_rows import recount_unsealed_entries
+from logstore.catalog.delayed.delayed_index import recount_unsealed_entries
 from logstore.catalog.deletion.detach_selection import LedgersToDetach, TopicListView, select_ledgers_to_detach
 from logstore.catalog.deletion.intent_queries import count_filed_intents
 from logstore.catalog.deletion.intent_rows import (

@@ -30,7 +30,7 @@ from logstore.catalog.deletion.run_rows import (
 from logstore.catalog.engine.database import Database, in_read_transaction, in_write_transaction
 from logstore.catalog.engine.dialect_sql import is_one_of
 from logstore.catalog.log.ledger_rows import read_last_ledger_id, read_message_list_id
-from logstore.catalog.log.topic_rows import read_topic
+from logstore.catalog.log.topics import read_topic
 from logstore.catalog.ownership.fences import LeaseBoundAdapter, lock_fence_of_lease
 from logstore.deletion.intents import DeletionState
 from logstore.errors import UnknownObject

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row, and_, bindparam, func, or_, select, unio
 
 from logstore.catalog import tables as t
 from logstore.catalog.audit_log import AuditedLedgers, insert_audit_row
+from logstore.catalog.catalog_row import require_epoch
 from logstore.catalog.deletion.intent_queries import (
     INTENT_COLUMNS,
     intent_from_row,
@@ -40,7 +41,6 @@ from logstore.catalog.engine.dialect_sql import (
     is_one_of,
     parse_offload_context,
 )
-from logstore.catalog.log.message_ledgers import require_epoch
 from logstore.catalog.ownership.fences import LeaseBoundAdapter, lock_fence_of_lease
 from logstore.deletion.intent_queue_rules import require_unclaimed
 from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic

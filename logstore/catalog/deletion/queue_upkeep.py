@@ -33,7 +33,7 @@ from logstore.catalog.deletion.run_rows import (
 from logstore.catalog.engine.database import CatalogAdapter, Database, in_read_transaction, in_write_transaction
 from logstore.catalog.engine.dialect_sql import is_one_of
 from logstore.catalog.log.ledger_rows import lock_ledger_lists, match_abandoned_newborns
-from logstore.catalog.log.topic_rows import share_lock_and_filter_active_topics
+from logstore.catalog.log.topics import share_lock_and_filter_active_topics
 from logstore.catalog.offload.upload_ends import TIERED, match_abandoned_uploads
 from logstore.deletion.intent_queue_rules import normalize_ids, require_dead_letters
 from logstore.deletion.intents import DeletionState

@@ -11,12 +11,13 @@ from sqlalchemy import Connection, Row, and_, func, or_, select
 from logstore.catalog import tables as t
 from logstore.catalog.audit_log import AuditedLedgers, find_first_act_time_us, insert_audit_row
 from logstore.catalog.cursors.cursor_rows import remove_cursors
-from logstore.catalog.delayed.bucket_rows import remove_delayed_index
+from logstore.catalog.delayed.delayed_index import remove_delayed_index
 from logstore.catalog.deletion.intent_queries import count_filed_intents, tally_intents
 from logstore.catalog.deletion.intent_rows import replace_ledgers_by_intents, take_over_stalled_intents
 from logstore.catalog.deletion.run_rows import find_earlier_detach, insert_batch_run
 from logstore.catalog.engine.database import Database
 from logstore.catalog.engine.dialect_sql import is_one_of
+from logstore.catalog.log.component_ledgers import remove_schema_versions
 from logstore.catalog.log.ledger_rows import (
     insert_missing_copies,
     lock_ledger_lists,
@@ -24,8 +25,7 @@ from logstore.catalog.log.ledger_rows import (
     remove_ledgers,
 )
 from logstore.catalog.log.producer_sequence_rows import remove_producers
-from logstore.catalog.log.schema_versions import remove_schema_versions
-from logstore.catalog.log.topic_rows import mark_topic_deleting, read_topic, remove_topic, topic_from_row
+from logstore.catalog.log.topics import mark_topic_deleting, read_topic, remove_topic, topic_from_row
 from logstore.catalog.records.tombstone_rows import insert_topic_tombstone
 from logstore.catalog.transactions.buffer_rows import remove_topic_buffer
 from logstore.catalog.transactions.buffer_snapshots import remove_buffer_snapshot

@@ -10,10 +10,12 @@ from urllib.parse import quote
 import pyarrow as pa
 from sqlalchemy import URL, BigInteger, Column, Integer, LargeBinary, Select
 
-from logstore.catalog.engine import database_errors
 from logstore.catalog.engine.database_connections import (
     ARROW_SQLITE,
     CONNECT_TIMEOUT_S,
+    URL_ADVICE,
+    describe_lost_server,
+    describe_unopened_file,
     keep_sqlite_open_registered,
     parse_database_url,
 )
@@ -204,12 +206,10 @@ def _translate_driver_error(error: Exception, url: URL) -> SextonError | None:
     if _CONTENTION_TEXT.search(message):
         return CatalogBusy(f"catalog: contended: {message}")
     if is_sqlite and "file is not a database" in message:
-        return ServiceFailed("database", f"{url.database} is no SQLite database", advice=database_errors.URL_ADVICE)
+        return ServiceFailed("database", f"{url.database} is no SQLite database", advice=URL_ADVICE)
     if is_sqlite and _DISK_FAILURE_TEXT.search(message):
-        return StoreUnavailable(database_errors.describe_unopened_file(url, must_exist=True))
+        return StoreUnavailable(describe_unopened_file(url, must_exist=True))
     if not is_sqlite and _CONNECTION_LOSS_TEXT.search(message):
         was_connected = "Failed to connect" not in message
-        return StoreUnavailable(
-            f"database: {database_errors.describe_lost_server(message, url, was_connected=was_connected)}"
-        )
+        return StoreUnavailable(f"database: {describe_lost_server(message, url, was_connected=was_connected)}")
     return None

@@ -18,12 +18,10 @@ from logstore.catalog.engine.database_connections import (
     create_postgresql_engine,
     create_read_only_sqlite_engine,
     create_sqlite_engine,
-    parse_database_url,
-)
-from logstore.catalog.engine.database_errors import (
     format_driver_message,
     is_contention,
     may_be_committed,
+    parse_database_url,
     translate_database_error,
 )
 from logstore.errors import CatalogBusy, InvalidInput, OutcomeUnknown

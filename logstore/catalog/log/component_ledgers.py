@@ -1,28 +1,36 @@
-"""Component ledgers in SQL: their lists, creation, publication and retirement."""
+"""Component ledgers in SQL: their lists, creation, publication and retirement. Schema versions in SQL.
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+Sole writer of the table `schema_version`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Row, select
+from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select
 
 from logstore.catalog import tables as t
 from logstore.catalog.audit_log import insert_audit_row
 from logstore.catalog.deletion.intent_queries import parse_owner_keys
 from logstore.catalog.deletion.intent_rows import reopen_newborn_intent, replace_ledgers_by_intents
 from logstore.catalog.engine.database import CatalogAdapter, in_write_transaction
-from logstore.catalog.engine.dialect_sql import is_one_of
+from logstore.catalog.engine.dialect_sql import dataclass_from_row, is_one_of
 from logstore.catalog.log.ledger_rows import (
     ensure_ledger_list,
     format_canonical_json,
     insert_newborn_ledger,
     ledger_from_row,
+    lock_component_list,
+    publish_component_ledger,
+    read_live_copies_by_ledger,
 )
-from logstore.catalog.log.topic_rows import read_topic, share_lock_active_topic
-from logstore.errors import UnknownObject
-from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
+from logstore.catalog.log.topics import read_topic, share_lock_active_topic
+from logstore.errors import PreconditionFailed, UnknownObject
+from logstore.failpoints import effect
+from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
 from logstore.ports.catalog.deletion import AuditCause
-from logstore.ports.catalog.log import Ledger, Topic
+from logstore.ports.catalog.log import Ledger, SchemaVersion, Topic, TopicState
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstone_rules import EndingOperation, is_durable
 
@@ -33,7 +41,6 @@ REFERRING_COLUMN_BY_COMPONENT: Final[Mapping[str, ColumnElement[Any]]] = {
     Component.DELAYED_INDEX.value: t.delayed_bucket.c.ledger_id,
 }
 """Column that names the ledgers in use, by component. Message ledgers are in use while they are listed."""
-
 
 _LEDGERS_PER_PAGE: Final = 1_000  # about a megabyte, read in a hundredth of a second
 _LISTS_PER_READ: Final = 500  # a list of a cursor, schema or index has few ledgers
@@ -62,12 +69,9 @@ class LedgersOfAllComponents(CatalogAdapter):
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
         """
-        topic = share_lock_active_topic(connection, topic_id)
-        owner = LedgerOwner(
-            application=application, component=component, topic_id=topic_id, topic=topic.name, keys=dict(keys)
+        return create_newborn_ledger(
+            connection, topic_id, component, keys, application=application, read_clock=self._db.now_us
         )
-        list_id = ensure_ledger_list(connection, topic_id, component, keys)
-        return insert_newborn_ledger(connection, owner, list_id, now_us=self._db.now_us(connection))
 
     def list_ledgers(self, topic_id: TopicId) -> list[Ledger]:
         """Return listed ledgers of all components: message ledgers first, each list in its order."""
@@ -87,20 +91,30 @@ class LedgersOfAllComponents(CatalogAdapter):
         other_lists = [owned_list for owned_list in lists if owned_list.component is not data]
         other_chunks = [other_lists[at : at + _LISTS_PER_READ] for at in range(0, len(other_lists), _LISTS_PER_READ)]
         for chunk in (*single_chunks, *other_chunks):
-            yield from self._iterate_list_pages(topic_id, chunk)
+            limit, after = _LEDGERS_PER_PAGE if chunk in single_chunks else None, -1
+            while page := self._db.read(partial(_read_ledger_page, topic_id, chunk, after=after, limit=limit)):
+                yield page
+                if len(page) != limit:
+                    break
+                after = page[-1].ledger_id
 
-    def _iterate_list_pages(self, topic_id: TopicId, chunk: "Sequence[_OwnedList]") -> Iterator[Sequence[Ledger]]:
-        limit = _LEDGERS_PER_PAGE if chunk[0].component is Component.MANAGED_LEDGER else None
 
-        def read(after: int) -> list[Ledger]:
-            return self._db.read(
-                lambda connection: _read_ledger_page(connection, topic_id, chunk, after=after, limit=limit)
-            )
-
-        page = read(-1)
-        while page:
-            yield page
-            page = read(page[-1].ledger_id) if limit is not None and len(page) == limit else []
+def create_newborn_ledger(
+    connection: Connection,
+    topic_id: TopicId,
+    component: Component,
+    keys: Mapping[str, str],
+    *,
+    application: str,
+    read_clock: Callable[[Connection], int],
+) -> LedgerStatement:
+    """Insert the row of an unlisted ledger in state CREATING. `read_clock` is `Database.now_us`."""
+    topic = share_lock_active_topic(connection, topic_id)
+    owner = LedgerOwner(
+        application=application, component=component, topic_id=topic_id, topic=topic.name, keys=dict(keys)
+    )
+    list_id = ensure_ledger_list(connection, topic_id, component, keys)
+    return insert_newborn_ledger(connection, owner, list_id, now_us=read_clock(connection))
 
 
 def lock_topic_or_reopen_intent(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> Topic | None:
@@ -179,7 +193,7 @@ def _read_lists(connection: Connection, topic_id: TopicId, component: Component 
 
 
 def _read_ledger_page(
-    connection: Connection, topic_id: TopicId, chunk: Sequence[_OwnedList], *, after: int, limit: int | None
+    topic_id: TopicId, chunk: Sequence[_OwnedList], connection: Connection, *, after: int, limit: int | None
 ) -> list[Ledger]:
     index_by_list = {owned_list.list_id: index for index, owned_list in enumerate(chunk)}
     conditions = (
@@ -188,21 +202,100 @@ def _read_ledger_page(
         t.ledger.c.ledger_id > after,
     )
     rows = connection.execute(select(t.ledger).where(*conditions).order_by(t.ledger.c.ledger_id).limit(limit)).all()
-    copy = t.ledger_copy.c
-    is_live = (
-        is_one_of(connection, copy.ledger_id, [row.ledger_id for row in rows]),
-        copy.state == CopyState.LIVE.value,
-    )
-    kinds_by_ledger: dict[int, set[CopyKind]] = {}
-    for row in connection.execute(select(copy.ledger_id, copy.kind).where(*is_live)):
-        kinds_by_ledger.setdefault(row.ledger_id, set()).add(CopyKind(row.kind))
+    copies_by_ledger = read_live_copies_by_ledger(connection, rows)
     return [
         ledger_from_row(
             row,
             topic_id,
             component=chunk[index_by_list[row.list_id]].component,
-            copies=tuple(sorted(kinds_by_ledger.get(row.ledger_id, ()))),
+            copies=copies_by_ledger[row.ledger_id],
             keys=chunk[index_by_list[row.list_id]].keys,
         )
         for row in sorted(rows, key=lambda row: (index_by_list[row.list_id], row.ledger_id))
     ]
+
+
+_V = t.schema_version.c
+
+
+class SchemaVersions(CatalogAdapter):
+    def list_schema_versions(self, topic_id: TopicId) -> list[SchemaVersion]:
+        query = select(t.schema_version).where(_V.topic_id == topic_id).order_by(_V.version)
+        return [
+            dataclass_from_row(SchemaVersion, row)
+            for row in self._db.read(lambda connection: connection.execute(query).all())
+        ]
+
+    def newest_schema_version(self, topic_id: TopicId) -> SchemaVersion | None:
+        return self._db.read(lambda connection: _read_newest_version(connection, topic_id))
+
+    def publish_schema_version(
+        self,
+        topic_id: TopicId,
+        ledger_id: LedgerId,
+        *,
+        digest: str,
+        content_bytes: int,
+        size_bytes: int,
+        sha256: str | None = None,
+    ) -> SchemaVersion | None:
+        """Publish a newborn schema ledger as the next schema version. The ledger becomes listed and CLOSED.
+
+        If the newest schema version has the same digest, the method returns this schema version and files an intent for
+        the newborn ledger. Otherwise, if the topic is not ACTIVE, the method also files an intent and raises
+        `PreconditionFailed`. A repeated call returns the same schema version. The method returns `None` if the newborn
+        ledger was detached meanwhile. The caller then writes another ledger.
+
+        `digest` and `content_bytes` describe the content. `size_bytes` and `sha256` describe the segment's object.
+        Digests are SHA-256, hexadecimal.
+
+        The error of a refusal is raised after the commit, because the transaction files the newborn ledger's intent.
+        """
+
+        def publish_or_file_intent(connection: Connection) -> SchemaVersion | PreconditionFailed | None:
+            topic = lock_topic_or_reopen_intent(connection, topic_id, ledger_id)
+            if topic is None:
+                return None
+            list_id = lock_component_list(connection, topic_id, Component.SCHEMA_STORAGE, {"schema": topic.name})
+            row = read_newborn_or_reopen_intent(connection, ledger_id, list_id)
+            if row is None or row.place is not None:
+                return _read_newest_version(connection, topic_id, _V.ledger_id == ledger_id)
+            newest, now_us = _read_newest_version(connection, topic_id), self._db.now_us(connection)
+            is_known = newest is not None and newest.digest == digest
+            if is_known or topic.state is not TopicState.ACTIVE:
+                replace_ledgers_by_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now_us)
+                expected = f"topic {topic.name}: expected state ACTIVE, found {topic.state.value}"
+                return newest if is_known else PreconditionFailed(expected)
+            publish_component_ledger(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now_us)
+            version = SchemaVersion(
+                version=0 if newest is None else newest.version + 1,
+                ledger_id=ledger_id,
+                digest=digest,
+                size_bytes=content_bytes,
+                created_us=now_us,
+            )
+            connection.execute(insert(t.schema_version).values(topic_id=topic_id, **asdict(version)))
+            return version
+
+        with effect("catalog.publish_schema"):
+            result = self._db.write(publish_or_file_intent)
+        if isinstance(result, PreconditionFailed):
+            raise result
+        return result
+
+
+def remove_schema_versions(connection: Connection, topic_id: TopicId) -> int:
+    return connection.execute(delete(t.schema_version).where(_V.topic_id == topic_id)).rowcount
+
+
+def remove_schema_versions_where(connection: Connection, condition: ColumnElement[bool]) -> dict[LedgerId, TopicId]:
+    rows = connection.execute(delete(t.schema_version).where(condition).returning(_V.ledger_id, _V.topic_id))
+    return {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}
+
+
+def _read_newest_version(
+    connection: Connection, topic_id: TopicId, *conditions: ColumnElement[bool]
+) -> SchemaVersion | None:
+    query = select(t.schema_version).where(_V.topic_id == topic_id, *conditions).order_by(_V.version.desc()).limit(1)
+    row = connection.execute(query).first()
+    return None if row is None else dataclass_from_row(SchemaVersion, row)

@@ -15,15 +15,15 @@ from pyroaring import BitMap
 from sqlalchemy import Connection, select
 
 from logstore.catalog import tables as t
-from logstore.catalog.cursors.acknowledgements import apply_acknowledgements
-from logstore.catalog.delayed.bucket_rows import add_to_unsealed_counts
+from logstore.catalog.catalog_row import read_epoch
+from logstore.catalog.cursors.cursor_rows import apply_acknowledgements
+from logstore.catalog.delayed.delayed_index import add_to_unsealed_counts
 from logstore.catalog.deletion.intent_rows import reopen_intents_of_late_uploads
 from logstore.catalog.engine.database import CatalogAdapter, in_write_transaction
 from logstore.catalog.engine.dialect_sql import BIG, BulkStatement, build_bulk_parameter, dataclass_from_row
 from logstore.catalog.log.ledger_rows import GROWING_COLUMNS, insert_segments
-from logstore.catalog.log.message_ledgers import read_epoch
 from logstore.catalog.log.producer_sequence_rows import ProducerKey, lock_producer_sequences, store_producer_sequences
-from logstore.catalog.log.topic_rows import add_share_lock
+from logstore.catalog.log.topics import add_share_lock
 from logstore.catalog.transactions.buffer_rows import hide_entries, insert_buffer_ranges
 from logstore.catalog.transactions.participant_rows import insert_participants
 from logstore.catalog.transactions.transaction_decisions import begin_transactions, end_transactions

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, and_, or_, select, true
 
 from logstore.catalog import tables as t
+from logstore.catalog.catalog_row import read_catalog_row
 from logstore.catalog.deletion.intent_queries import INTENT_COLUMNS, intent_from_row, parse_owner_keys
 from logstore.catalog.deletion.run_rows import SEVERAL_TOPICS, match_stalled_intents
 from logstore.catalog.engine.database import CatalogAdapter, in_read_transaction
@@ -16,7 +17,6 @@ from logstore.catalog.engine.dialect_sql import (
     parse_offload_context,
     parse_offload_context_or_empty,
 )
-from logstore.catalog.identity.catalog_row import read_catalog_row
 from logstore.catalog.log.ledger_rows import read_last_ledger_id
 from logstore.catalog.records.tombstone_rows import find_tombstone
 from logstore.deletion.intents import DeletionIntent

@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, insert, literal, select, update
 
 from logstore.catalog import tables as t
+from logstore.catalog.catalog_row import read_catalog_row
 from logstore.catalog.engine.dialect_sql import (
     BIG,
     TEXT,
@@ -21,7 +22,6 @@ from logstore.catalog.engine.dialect_sql import (
     dataclass_from_row,
     is_one_of,
 )
-from logstore.catalog.identity.catalog_row import read_catalog_row
 from logstore.catalog.records.tombstone_rows import insert_ledger_tombstones
 from logstore.catalog.transactions.buffer_rows import remove_ledgers_from_buffers
 from logstore.errors import IdsExhausted, UnknownObject
@@ -290,6 +290,18 @@ def set_generation(connection: Connection, ledger_id: LedgerId, generation: int)
 def read_last_ledger_id(connection: Connection, list_id: int) -> int | None:
     query = select(func.max(t.ledger.c.place)).where(t.ledger.c.list_id == list_id)  # places are ids
     return connection.execute(query).scalar_one_or_none()
+
+
+def read_live_copies_by_ledger(
+    connection: Connection, ledger_rows: Collection[Row[Any]]
+) -> dict[LedgerId, tuple[CopyKind, ...]]:
+    """Return the kinds of the LIVE copies of each ledger, ascending."""
+    kinds_by_ledger: dict[LedgerId, list[CopyKind]] = {row.ledger_id: [] for row in ledger_rows}
+    c = t.ledger_copy.c
+    is_live = (is_one_of(connection, c.ledger_id, kinds_by_ledger), c.state == CopyState.LIVE.value)
+    for row in connection.execute(select(c.ledger_id, c.kind).where(*is_live).order_by(c.kind)):
+        kinds_by_ledger[row.ledger_id].append(CopyKind(row.kind))
+    return {ledger_id: tuple(kinds) for ledger_id, kinds in kinds_by_ledger.items()}
 
 
 def match_abandoned_newborns(before_us: int) -> ColumnElement[bool]:

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, func, select
 
 from logstore.catalog import tables as t
+from logstore.catalog.catalog_row import read_epoch
 from logstore.catalog.deletion.intent_rows import (
     reopen_intents_of_late_uploads,
     reopen_newborn_intent,
@@ -15,21 +16,21 @@ from logstore.catalog.deletion.intent_rows import (
 )
 from logstore.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
 from logstore.catalog.engine.dialect_sql import BIG, BulkStatement, build_bulk_parameter, dataclass_from_row, is_one_of
-from logstore.catalog.identity.catalog_row import read_catalog_row
+from logstore.catalog.log.component_ledgers import create_newborn_ledger
 from logstore.catalog.log.ledger_rows import (
     attach_newborn_ledger,
-    insert_newborn_ledger,
     ledger_from_row,
     read_last_ledger_id,
+    read_live_copies_by_ledger,
     read_message_list_id,
 )
 from logstore.catalog.log.producer_sequence_rows import read_producer_sequences
-from logstore.catalog.log.topic_rows import share_lock_active_topic
+from logstore.catalog.log.topics import share_lock_active_topic
 from logstore.catalog.log.totals_and_backlogs import count_cursor_backlogs, read_topic_totals
 from logstore.catalog.transactions.buffer_rows import read_buffers
 from logstore.cursors.cursor_state import CursorState
-from logstore.errors import StaleCatalog, UnknownObject
-from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
+from logstore.errors import UnknownObject
+from logstore.log.ledgers import Component, LedgerStatement
 from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog.log import Ledger, Segment, TopicLedgerTotals
 from logstore.positions import LedgerId, TopicId
@@ -86,11 +87,13 @@ class MessageLedgers(CatalogAdapter):
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
         """
-        topic = share_lock_active_topic(connection, topic_id)
-        component = Component.MANAGED_LEDGER
-        owner = LedgerOwner(application=application, component=component, topic_id=topic_id, topic=topic.name, keys={})
-        return insert_newborn_ledger(
-            connection, owner, read_message_list_id(connection, topic_id), now_us=self._db.now_us(connection)
+        return create_newborn_ledger(
+            connection,
+            topic_id,
+            Component.MANAGED_LEDGER,
+            {},
+            application=application,
+            read_clock=self._db.now_us,
         )
 
     @in_write_transaction("catalog.attach")
@@ -167,17 +170,6 @@ class MessageLedgers(CatalogAdapter):
         return self._db.read(lambda connection: read_producer_sequences(connection, topic_id, producers))
 
 
-def read_epoch(connection: Connection) -> int:
-    return int(read_catalog_row(connection).epoch)
-
-
-def require_epoch(connection: Connection, expected: int | None) -> None:
-    """Raise `StaleCatalog` if the catalog's epoch is not `expected`. `None` accepts any epoch."""
-    epoch = read_epoch(connection) if expected is not None else None
-    if epoch != expected:
-        raise StaleCatalog(f"catalog epoch: expected {epoch}, found {expected} in the request")
-
-
 @cache
 def _compile_segments_in_ranges(dialect: str) -> BulkStatement:
     rows, s = build_bulk_parameter(dialect, "within", {"ledger_id": BIG, "start": BIG, "stop": BIG}), t.segment.c
@@ -211,9 +203,5 @@ def _select_listed_ledgers(topic_id: TopicId) -> Any:  # noqa: ANN401 - SQLAlche
 
 def _read_listed_ledgers(connection: Connection, topic_id: TopicId, page: Select[Any]) -> list[Ledger]:
     rows = connection.execute(page).all()
-    kinds: dict[int, list[CopyKind]] = {}
-    c = t.ledger_copy.c
-    live = (is_one_of(connection, c.ledger_id, [row.ledger_id for row in rows]), c.state == CopyState.LIVE.value)
-    for row in connection.execute(select(c.ledger_id, c.kind).where(*live).order_by(c.kind)):
-        kinds.setdefault(row.ledger_id, []).append(CopyKind(row.kind))
-    return [ledger_from_row(row, topic_id, copies=tuple(kinds.get(row.ledger_id, ()))) for row in rows]
+    copies_by_ledger = read_live_copies_by_ledger(connection, rows)
+    return [ledger_from_row(row, topic_id, copies=copies_by_ledger[row.ledger_id]) for row in rows]

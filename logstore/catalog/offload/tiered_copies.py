@@ -14,7 +14,7 @@ from logstore.catalog.deletion.run_rows import fingerprint_request, insert_batch
 from logstore.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
 from logstore.catalog.engine.dialect_sql import cast_to_text, is_one_of, parse_offload_context_or_empty
 from logstore.catalog.log.ledger_rows import insert_writing_copy, publish_copy, read_message_list_id
-from logstore.catalog.log.topic_rows import read_topic, share_lock_active_topic
+from logstore.catalog.log.topics import read_topic, share_lock_active_topic
 from logstore.catalog.offload.upload_ends import (
     TIERED,
     build_ledger_statement,

@@ -10,20 +10,19 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Connection, Row, Select, select
 
 from logstore.catalog import tables as t
+from logstore.catalog.catalog_row import read_catalog_row
 from logstore.catalog.engine.database import CatalogAdapter
-from logstore.catalog.engine.dialect_sql import build_dialect_insert, dataclass_from_row
-from logstore.catalog.identity.catalog_row import read_catalog_row
+from logstore.catalog.engine.dialect_sql import build_dialect_insert
 from logstore.errors import CatalogBusy, InvalidInput, NotOwner
 from logstore.failpoints import effect
 from logstore.ownership import BundleId, Lease
-from logstore.ports.bundle_owners import Fence
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _F = t.bundle_fence.c
-_SELECT: Select[Any] = select(_F.bundle, _F.counter, _F.worker_id, _F.raised_us)
+_SELECT: Select[Any] = select(_F.bundle, _F.counter, _F.worker_id)
 _MAX_TOTAL_WAIT_S = 4.0  # for all rows that other transactions lock: about half a session timeout
 _MAX_ROW_WAIT_S = 2.0  # for one locked row: many times the duration of a write under a lease
 _ROWS_PER_STATEMENT = 1_000  # with four parameters a row, within the limits of both databases
@@ -98,15 +97,16 @@ class Fences(CatalogAdapter):
             counters |= {row.bundle: row.counter for row in connection.execute(raised.returning(_F.bundle, _F.counter))}
         return [Lease(bundle=bundle, fence=int(counters[bundle]), worker_id=worker_id) for bundle in bundles]
 
-    def get_fence(self, bundle: BundleId) -> Fence | None:
+    def get_newest_lease(self, bundle: BundleId) -> Lease | None:
+        """Return the lease of the last acquisition, or `None` if no worker ever acquired the bundle."""
         query = _SELECT.where(_F.bundle == bundle)
         row = self._db.read(lambda connection: connection.execute(query).first())
-        return None if row is None else dataclass_from_row(Fence, row)
+        return None if row is None else Lease(bundle=bundle, fence=row.counter, worker_id=row.worker_id)
 
-    def list_fences(self) -> list[Fence]:
-        """Return the fences of all bundles that were ever acquired, ascending by bundle."""
+    def list_newest_leases(self) -> list[Lease]:
+        """Return the newest lease of each bundle that was ever acquired, ascending by bundle."""
         rows = self._db.read(lambda connection: connection.execute(_SELECT.order_by(_F.bundle)).all())
-        return [dataclass_from_row(Fence, row) for row in rows]
+        return [Lease(bundle=BundleId(row.bundle), fence=row.counter, worker_id=row.worker_id) for row in rows]
 
     def require_newest_lease(self, lease: Lease) -> None:
         """Raise `NotOwner` if the bundle has a newer lease."""

@@ -178,23 +178,6 @@ def select_stalled_intents(row_ids: Collection[int]) -> Select[Any]:
     return select(_P.row_id).where(_is_among(_P.row_id, row_ids, "row ids"), match_stalled_intents(now))
 
 
-def select_message_segments_in_entry_order(topic_id: int) -> Select[Any]:
-    """Select the segments of the topic's listed message ledgers that have a primary copy, in the order of entries."""
-    c, lists = t.segment.c, t.ledger_list
-    source = (
-        t.segment.join(t.ledger, _L.ledger_id == c.ledger_id)
-        .join(lists, lists.c.list_id == _L.list_id)
-        .join(t.ledger_copy, (_C.ledger_id == _L.ledger_id) & (_C.kind == CopyKind.LEDGER.value))
-    )
-    is_of_topic = (
-        lists.c.topic_id == topic_id,
-        lists.c.component == Component.MANAGED_LEDGER.value,
-        _L.place.is_not(None),
-    )
-    columns = (c.ledger_id, c.number, c.first_entry, c.entries, c.size_bytes, cast_to_text_or_empty(c.sha256, "sha256"))
-    return select(*columns).select_from(source).where(*is_of_topic).order_by(_L.place, c.number)
-
-
 def select_copy_sizes_to_scrub(first: int, end: int, topics: Collection[int]) -> Select[Any]:
     """Select LIVE copies with size and number of objects (1 for a tiered copy). Empty `topics` selects all topics."""
     tiered = _C.kind == CopyKind.OFFLOADED_LEDGER.value

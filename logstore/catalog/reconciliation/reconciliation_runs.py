@@ -1,15 +1,14 @@
 """Runs of reconciliations in SQL, and the changes that an apply makes in the catalog."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Mapping
+from typing import Any
 
-from sqlalchemy import Connection, Row, and_, func, literal, select
+from sqlalchemy import Connection, Row, and_, func, select
 
 from logstore.catalog import tables as t
-from logstore.catalog.audit_log import AuditedLedgers, insert_audit_row
+from logstore.catalog.catalog_row import read_catalog_row
 from logstore.catalog.deletion.intent_queries import INTENT_COLUMNS, intent_from_row
 from logstore.catalog.deletion.run_rows import (
-    SEVERAL_TOPICS,
     finish_run,
     insert_run_if_absent,
     match_held_runs,
@@ -19,34 +18,24 @@ from logstore.catalog.deletion.run_rows import (
     set_unfinished_run_summary,
 )
 from logstore.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
-from logstore.catalog.engine.dialect_sql import BIG, BulkStatement, build_bulk_parameter, dataclass_from_row, is_one_of
-from logstore.catalog.identity.catalog_row import read_catalog_row
-from logstore.catalog.log.ledger_rows import raise_last_segments
-from logstore.catalog.log.topic_rows import share_lock_and_filter_active_topics
+from logstore.catalog.engine.dialect_sql import dataclass_from_row
+from logstore.catalog.reconciliation import apply_decisions
 from logstore.catalog.reconciliation.cluster_journal import remove_journals
-from logstore.catalog.reconciliation.findings_filing import file_findings, preview_filing
-from logstore.catalog.reconciliation.rows_naming_ledgers import build_segment_sum_columns
-from logstore.catalog.records.recorded_tables import enqueue_records
 from logstore.errors import PreconditionFailed, UnknownObject
-from logstore.log.ledger_object_keys import segment_key
-from logstore.log.ledgers import CopyKind, LedgerState
-from logstore.ports.catalog.deletion import AuditCause, Claim
+from logstore.ports.catalog.deletion import AuditCause, Claim, DetachedBatch
 from logstore.ports.catalog.reconciliation import (
     CatalogTimeAndIds,
     FiledCopyRow,
     FindingsFilingRequest,
-    FindingsFilingResult,
     FindingsToFile,
     ReconciliationRun,
     RunKind,
+    SingleObjectAnswers,
 )
 from logstore.positions import LedgerId
-from logstore.reconciliation.findings import plan_run_id
-from logstore.reconciliation.orphan_doubts_from_rows import SegmentSums, describe_lost_segments
-from logstore.reconciliation.plausibility_guards import reason_to_keep_segment, takes_segments
+from logstore.reconciliation.findings import FateOfFinding, plan_run_id
 
-_P, _R, _L, _S, _C = t.pending_deletion.c, t.run.c, t.ledger.c, t.segment.c, t.ledger_copy.c
-_MAX_AUDITED_KEYS: Final = 10  # sample of the segments' keys in one audit row
+_P, _R, _L = t.pending_deletion.c, t.run.c, t.ledger.c
 _IS_RECONCILIATION_RUN = _R.kind.in_([kind.value for kind in RunKind])
 
 
@@ -129,11 +118,12 @@ class ReconciliationRuns(CatalogAdapter):
         )
         run_ids = list(connection.execute(page.limit(limit).with_for_update()).scalars())
         remove_journals(connection, run_ids)
+        apply_decisions.remove_fates(connection, run_ids)
         remove_runs(connection, select(_R.run_id).where(_R.run_id.in_(run_ids)))
         return run_ids
 
     @in_write_transaction("catalog.file_findings")
-    def file_findings(self, connection: Connection, page: FindingsFilingRequest) -> FindingsFilingResult:
+    def file_findings(self, connection: Connection, page: FindingsFilingRequest) -> DetachedBatch:
         """File a page of findings for phase two in one transaction. Check each finding again under locks.
 
         1. An orphan is kept if a row explains it (`doubt_orphan`), or if its intent is unfinished or a dead letter. An
@@ -145,30 +135,33 @@ class ReconciliationRuns(CatalogAdapter):
         3. A finding of a stalled deletion is kept if the deletion is no longer stalled. Otherwise the intent moves to
            the batch.
 
-        The audit log gets one row.
+        The same transaction stores a decision about each of the findings (`read_fates`). The audit log gets one row.
 
-        Idempotency: keyed by `batch_id`. A repeated call returns the first result.
+        Idempotency: keyed by `batch_id`. A repeated call returns the first result, even if storage answers differently.
 
         Raises:
+            UnknownObject: No apply has the run id.
             PreconditionFailed: The batch id belongs to another request.
         """
-        return file_findings(connection, page, self._db.now_us(connection))
+        return apply_decisions.file_findings(connection, page, self._db.now_us(connection))
+
+    @in_read_transaction
+    def find_filed_batch(self, connection: Connection, batch_id: str) -> DetachedBatch | None:
+        """Return the result of an earlier `file_findings` with this batch id, or `None`."""
+        return apply_decisions.find_filed_batch(connection, batch_id)
 
     @in_read_transaction
     def preview_filing(self, connection: Connection, findings: FindingsToFile) -> Mapping[int, str]:
-        """Return why `file_findings` would keep findings now, by number of the finding. Take no lock.
+        """Return why `file_findings` would keep findings now, by number of the finding. Take no lock."""
+        return apply_decisions.preview_filing(connection, findings, self._db.now_us(connection))
 
-        If the batch is already filed, return the reasons of the earlier `file_findings` call. Raise
-        `PreconditionFailed` if the batch id belongs to another request.
-        """
-        return preview_filing(connection, findings, self._db.now_us(connection))
+    @in_write_transaction("catalog.decide_objects")
+    def decide_single_objects(
+        self, connection: Connection, run_id: str, page: int, answers: SingleObjectAnswers, *, cause: AuditCause
+    ) -> Mapping[int, FateOfFinding | None]:
+        """Decide which single objects of a page to delete, and store the decisions. Pass over the segments to delete.
 
-    @in_write_transaction("catalog.pass_over")
-    def pass_over_segments(
-        self, connection: Connection, segment_by_finding: Mapping[int, tuple[LedgerId, int]], *, cause: AuditCause
-    ) -> Mapping[int, str]:
-        # Lock order of an append: topics, then ledgers.
-        """Ensure that no writer will ever register the given segments. Their objects are about to be deleted.
+        No writer will ever register a segment that is passed over. Its object is about to be deleted.
 
         An open ledger accepts only segment numbers above its highest number. The call raises this highest number to the
         number of the segment. So a late writer of the segment is refused, and uploads again with a higher number. A
@@ -181,39 +174,20 @@ class ReconciliationRuns(CatalogAdapter):
         - The ledger is open, and the segment's number is more than `MAX_NUMBERS_ABOVE_LAST` above the ledger's highest
           number.
 
-        The audit log gets one row, unless all segments are kept. The values of `segment_by_finding` are ledger and
-        segment number.
+        The audit log gets one row, unless all segments are kept.
 
-        Idempotency: a repeated call does not raise a number again.
+        Idempotency: keyed by run, page and finding. All calls return the decisions of the first call, even if storage
+        answers differently. Nothing is passed over again.
 
         Returns:
-            Reasons to keep segments, by number of the finding. The objects of all other segments may be deleted.
+            Decisions and fates as in `read_fates`, of the single objects alone.
+
+        Raises:
+            UnknownObject: No apply has the run id.
         """
-        _lock_topics_and_ledgers(connection, {ledger_id for ledger_id, _ in segment_by_finding.values()})
-        ledgers = _read_ledgers_by_id(connection, {ledger_id for ledger_id, _ in segment_by_finding.values()})
-        reason_by_kept_segment = _find_reasons_to_keep_segments(connection, segment_by_finding, ledgers, {})
-        passed_segments = sorted(
-            segment for number, segment in segment_by_finding.items() if number not in reason_by_kept_segment
+        return apply_decisions.decide_single_objects(
+            connection, run_id, page, answers, cause=cause, now_us=self._db.now_us(connection)
         )
-        if passed_segments:
-            highest_number_by_ledger: dict[int, int] = {
-                ledger_id: number
-                for ledger_id, number in passed_segments
-                if takes_segments(LedgerState(ledgers[ledger_id].state))
-            }
-            raise_last_segments(connection, highest_number_by_ledger)
-            ids = sorted({ledger_id for ledger_id, _ in passed_segments})
-            now_us = self._db.now_us(connection)
-            # No trigger records `last_segment`, because the record of a new segment has it. Here, no segment is new.
-            changed = select(literal("ledger"), _L.ledger_id, literal("")).where(
-                is_one_of(connection, _L.ledger_id, ids)
-            )
-            enqueue_records(connection, changed, at_us=now_us)
-            about: dict[str, Any] = {**_read_common_topic(connection, ids), "span": AuditedLedgers.from_ids(ids)}
-            keys = [segment_key(ledger_id, number) for ledger_id, number in passed_segments[:_MAX_AUDITED_KEYS]]
-            detail = {"segments": len(passed_segments), "kept": len(reason_by_kept_segment), "keys": keys}
-            insert_audit_row(connection, "pass-over-segments", cause, at_us=now_us, detail=detail, **about)
-        return reason_by_kept_segment
 
     @in_read_transaction
     def preview_pass_over_segments(
@@ -223,12 +197,24 @@ class ReconciliationRuns(CatalogAdapter):
         *,
         passed_over: Mapping[LedgerId, int],
     ) -> Mapping[int, str]:
-        """Return the result that `pass_over_segments` would have now. Take no lock.
+        """Return the reasons to keep segments that `decide_single_objects` would find now. Take no lock.
 
         `passed_over` has, by ledger, the highest segment number among the segments that earlier previews passed over.
         """
-        ledgers = _read_ledgers_by_id(connection, {ledger_id for ledger_id, _ in segment_by_finding.values()})
-        return _find_reasons_to_keep_segments(connection, segment_by_finding, ledgers, passed_over)
+        return apply_decisions.preview_pass_over_segments(connection, segment_by_finding, passed_over)
+
+    @in_write_transaction("catalog.store_fates")
+    def store_fates(self, connection: Connection, run_id: str, page: int, fates: Collection[FateOfFinding]) -> None:
+        """Store fates of findings that an apply decided to remove. A finding that is kept stays kept."""
+        apply_decisions.update_fates(connection, run_id, page, fates)
+
+    @in_read_transaction
+    def read_fates(self, connection: Connection, run_id: str, page: int) -> Mapping[int, FateOfFinding | None]:
+        """Return the findings of a page about which an apply has decided, ascending by number.
+
+        `None`: the apply decided to remove the finding, and its fate is not stored yet.
+        """
+        return apply_decisions.read_fates(connection, run_id, page)
 
     def list_filed_copies(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopyRow]:
         """Return the rows of a batch with row ids above `after`, ascending. Leave out rows that a sweep moved away."""
@@ -267,84 +253,3 @@ def _filed_copy_from_row(row: Row[Any]) -> FiledCopyRow:
         objects=row.objects_deleted,
         size_bytes=row.bytes_deleted,
     )
-
-
-def _read_common_topic(connection: Connection, ids: Sequence[int]) -> dict[str, Any]:
-    """Return id and name of the ledgers' topic. For several topics, return `SEVERAL_TOPICS` and no name."""
-    of_ledgers = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
-    ledgers_with_topics = of_ledgers.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
-    query = (
-        select(t.topic.c.topic_id, t.topic.c.name)
-        .select_from(ledgers_with_topics)
-        .where(is_one_of(connection, _L.ledger_id, ids))
-    )
-    topics = connection.execute(query.distinct().limit(2)).all()
-    topic = topics[0] if len(topics) == 1 else None
-    return {"topic_id": topic.topic_id if topic else SEVERAL_TOPICS, "topic": topic.name if topic else None}
-
-
-def _lock_topics_and_ledgers(connection: Connection, ids: set[LedgerId]) -> None:
-    is_asked = is_one_of(connection, _L.ledger_id, ids)
-    of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
-    topics = select(t.ledger_list.c.topic_id).select_from(of_list).where(is_asked).distinct()
-    share_lock_and_filter_active_topics(connection, connection.execute(topics).scalars())
-    connection.execute(select(_L.ledger_id).where(is_asked).order_by(_L.ledger_id).with_for_update())
-
-
-def _read_ledgers_by_id(connection: Connection, ids: set[LedgerId]) -> dict[int, Any]:
-    copy = and_(_C.ledger_id == _L.ledger_id, _C.kind == CopyKind.LEDGER.value)
-    columns = (_L.ledger_id, _L.state, _L.last_segment, _L.segments, _L.entries, _L.size_bytes)
-    query = select(*columns, _C.kind.label("primary"), *build_segment_sum_columns())
-    rows = connection.execute(
-        query.select_from(t.ledger.outerjoin(t.ledger_copy, copy)).where(is_one_of(connection, _L.ledger_id, ids))
-    )
-    return {row.ledger_id: row for row in rows}
-
-
-def _find_reasons_to_keep_segments(
-    connection: Connection,
-    segments: Mapping[int, tuple[LedgerId, int]],
-    ledgers: Mapping[int, Any],
-    passed_over: Mapping[LedgerId, int],
-) -> dict[int, str]:
-    """Return, by number of the finding, why a segment is kept. `passed_over` has the last segment number by ledger."""
-    registered = _filter_registered_segments(connection, sorted(set(segments.values())))
-    return {
-        number: f"segment {segment[1]} of ledger {segment[0]}: {reason}"
-        for number, segment in segments.items()
-        if (
-            reason := _find_reason_to_keep_segment(
-                ledgers.get(segment[0]), segment, registered, passed_over.get(segment[0], -1)
-            )
-        )
-    }
-
-
-def _filter_registered_segments(
-    connection: Connection, segments: Sequence[tuple[LedgerId, int]]
-) -> set[tuple[int, int]]:
-    rows = build_bulk_parameter(connection.dialect.name, "asked", {"ledger_id": BIG, "number": BIG})
-    same = and_(_S.ledger_id == rows.source.c.ledger_id, _S.number == rows.source.c.number)
-    query = BulkStatement(sql=select(_S.ledger_id, _S.number).join_from(t.segment, rows.source, same), rows=rows)
-    return {(row.ledger_id, row.number) for row in query.execute(connection, segments)}
-
-
-def _find_reason_to_keep_segment(
-    ledger: Any,  # noqa: ANN401 - a row
-    segment: tuple[int, int],
-    registered: set[tuple[int, int]],
-    passed_over: int,
-) -> str | None:
-    if ledger is None:
-        return "the ledger has left the catalog"
-    if segment in registered:
-        return "a row names it"
-    counted = SegmentSums(segments=ledger.segments, entries=ledger.entries, size_bytes=ledger.size_bytes)
-    summed = SegmentSums(
-        segments=ledger.summed_segments, entries=ledger.summed_entries, size_bytes=ledger.summed_size_bytes
-    )
-    if reason := describe_lost_segments(counted, summed):
-        return f"{reason}; the object may be one of them"
-    state, primary = LedgerState(ledger.state), ledger.primary is not None
-    last_segment = max(ledger.last_segment, passed_over)
-    return reason_to_keep_segment(state, last_segment=last_segment, has_primary_copy=primary, number=segment[1])

@@ -8,14 +8,13 @@ from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, selec
 
 from logstore.catalog import tables as t
 from logstore.catalog.cursors.cursor_rows import forget_cursor_snapshots, move_cursors_past_removed_ledgers
-from logstore.catalog.delayed.bucket_rows import clear_bucket_lists, recount_unsealed_entries_of_all_topics
+from logstore.catalog.delayed.delayed_index import clear_bucket_lists, recount_unsealed_entries_of_all_topics
 from logstore.catalog.deletion.intent_queries import parse_owner_keys
 from logstore.catalog.deletion.intent_rows import move_intents_to_batch
 from logstore.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
 from logstore.catalog.engine.dialect_sql import dataclass_from_row, is_one_of
-from logstore.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
+from logstore.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT, remove_schema_versions_where
 from logstore.catalog.log.ledger_rows import close_followed_ledgers, remove_ledgers
-from logstore.catalog.log.schema_versions import remove_schema_versions_where
 from logstore.catalog.records.adoption_rows import (
     count_absent_ledgers,
     count_ledgers_by_outcome,

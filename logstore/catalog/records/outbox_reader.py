@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 
 from logstore.catalog import tables as t
-from logstore.catalog.identity.catalog_row import read_catalog_row
+from logstore.catalog.catalog_row import read_catalog_row
 from logstore.catalog.records.recorded_tables import RECORDED_TABLES, PartTable
 from logstore.log.ledgers import Component, CopyKind
 from logstore.ports.catalog.records import UnrecordableRecord

@@ -16,8 +16,8 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Row, case, delete, func, insert, literal, or_, select, text, update
 
 from logstore.catalog import tables as t
+from logstore.catalog.catalog_row import lost_row_error, read_catalog_row
 from logstore.catalog.deletion.run_rows import NO_CLAIM_COLUMNS, build_claim_columns
-from logstore.catalog.identity.catalog_row import lost_row_error, read_catalog_row
 from logstore.errors import CatalogAdopting
 from logstore.ports.catalog.deletion import Claim
 from logstore.ports.catalog.records import KnownManifest, RecordLogState

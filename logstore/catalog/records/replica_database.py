@@ -31,6 +31,7 @@ from sqlalchemy import (
 )
 
 from logstore.catalog import tables as t
+from logstore.catalog.catalog_row import read_catalog_row
 from logstore.catalog.engine.catalog_version import migrate_catalog, read_catalog_version, require_current_version
 from logstore.catalog.engine.database import Database
 from logstore.catalog.engine.database_connections import mask_passwords
@@ -42,7 +43,6 @@ from logstore.catalog.engine.dialect_sql import (
     build_dialect_insert,
     is_one_of,
 )
-from logstore.catalog.identity.catalog_row import read_catalog_row
 from logstore.catalog.records.rebuild_loading import build_unrecorded_rows, describe_database_content
 from logstore.catalog.records.record_log_row import REPLICA, read_log_row
 from logstore.catalog.records.recorded_tables import (

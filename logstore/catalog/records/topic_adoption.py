@@ -20,7 +20,7 @@ from logstore.catalog.log.ledger_rows import (
     insert_stored_ledgers,
 )
 from logstore.catalog.log.producer_sequence_rows import read_producer_sequences, store_producer_sequences
-from logstore.catalog.log.topic_rows import insert_topic_found_in_storage
+from logstore.catalog.log.topics import insert_topic_found_in_storage
 from logstore.catalog.records.adopted_transactions import adopt_transactions, lock_decided_before_flush
 from logstore.catalog.records.adoption_rows import (
     iterate_staged_ledgers,

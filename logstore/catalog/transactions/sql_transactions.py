@@ -12,7 +12,7 @@ from logstore.catalog.audit_log import insert_audit_row
 from logstore.catalog.deletion.run_rows import build_claim_columns
 from logstore.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
 from logstore.catalog.log.producer_sequence_rows import store_outcomes_in_sequences
-from logstore.catalog.log.topic_rows import share_lock_and_filter_active_topics
+from logstore.catalog.log.topics import share_lock_and_filter_active_topics
 from logstore.catalog.log.totals_and_backlogs import read_frontier
 from logstore.catalog.transactions import participant_rows as participants
 from logstore.catalog.transactions import transaction_rows as rows

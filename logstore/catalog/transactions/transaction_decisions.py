@@ -7,11 +7,12 @@ visible entries. In Pulsar, readers see only a part of a transaction until the l
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from logstore.catalog.cursors.cursor_rows import LockedCursor, add_releases, lock_cursors, store_cursors
+from logstore.catalog.cursors.cursor_rows import add_releases, lock_cursors, store_cursors, stored_cursor_from_row
 from logstore.catalog.transactions.participant_rows import find_participating_txns_and_holders
 from logstore.catalog.transactions.transaction_rows import (
     insert_open_transactions,
@@ -143,10 +144,11 @@ def apply_decisions_to_cursors(
     if not committed_keys and not releases:
         return
     rows = lock_cursors(connection, committed_keys.union(releases, cursors_to_lock_next))
-    cursors = {key: LockedCursor.from_row(row) for key, row in rows.items() if key in committed_keys}
+    cursors = {key: stored_cursor_from_row(row) for key, row in rows.items() if key in committed_keys}
     for holder in committed:
-        cursor = cursors.get((holder.participant.topic_id, holder.participant.subscription))
-        if cursor:
-            cursor.state = add_acknowledged(cursor.state, holder.positions)
-    store_cursors(connection, list(cursors.values()))
+        key = (holder.participant.topic_id, holder.participant.subscription)
+        if key in cursors:
+            state = add_acknowledged(cursors[key].state, holder.positions)
+            cursors[key] = replace(cursors[key], state=state)
+    store_cursors(connection, {rows[key].cursor_id: cursor for key, cursor in cursors.items()})
     add_releases(connection, {rows[key].cursor_id: count for key, count in releases.items() if key in rows})

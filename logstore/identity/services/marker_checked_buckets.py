@@ -6,7 +6,7 @@ been rebuilt in another database. The check runs before the first use, before ea
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from typing import BinaryIO, Final
@@ -50,27 +50,31 @@ MAX_UNANSWERED_S: Final = 60.0
 """Maximum age of the last answered database check at an upload. A rebuild waits longer before it reads storage."""
 
 
-class MarkerChecker:
-    """Checker of bucket markers against a catalog's id, and writer of missing markers. Thread-safe."""
+class MarkerCheckedBucket:
+    """`OwnedStore` that compares the bucket's marker with the catalog once in each process, before the first use.
 
-    def __init__(self, identity: CatalogIdentity) -> None:
-        self._identity = identity
+    The first use also writes a missing marker. `connect` is called once. `require_current` raises if the database is
+    no longer the catalog. Thread-safe.
+    """
 
-    def get_checked_bucket(
+    def __init__(
         self,
+        identity: CatalogIdentity,
         bucket: NamedBucket,
         connect: Callable[[], ObjectStore],
         require_current: Callable[[], None] | None = None,
         *,
         now_s: Callable[[], float] = time.monotonic,
-    ) -> "MarkerCheckedBucket":
-        """Return the bucket. Its first use connects it, and compares its marker with this catalog.
+    ) -> None:
+        self._identity, self._bucket = identity, bucket
+        self._require_current, self._now_s = require_current, now_s
+        self._connect = cache(connect)
+        self._lock = threading.Lock()
+        self._is_checked = False
+        self._next_check_s = self._answered_s = 0.0  # the second: start of the last check that was answered
+        self._failed_checks, self._last_failure = 0, ""
 
-        `connect` is called once. `require_current` raises if the database is no longer the catalog.
-        """
-        return MarkerCheckedBucket(self, bucket, connect, require_current, now_s)
-
-    def require_ours_or_unmarked(self, bucket: NamedBucket, store: ObjectStore) -> MarkerState:
+    def require_ours_or_unmarked(self) -> MarkerState:
         """Return the state of the bucket's marker. Change nothing.
 
         Raises:
@@ -78,55 +82,57 @@ class MarkerChecker:
             StoreUnavailable: The object store did not answer.
             ServiceRefused: The bucket does not exist, or the permission to read it is missing.
         """
-        named_catalog = _read_named_catalog(store)
-        catalog_id, marked = self._identity.catalog_id(), self._identity.list_marked_buckets()
-        state = compare_marker(named_catalog, catalog_id=catalog_id, bucket=bucket, marked_buckets=marked)
-        if error := mismatch_error(state, named_catalog, catalog_id=catalog_id, bucket=bucket, marked_buckets=marked):
-            raise error
-        return state
+        return self._require_matching_marker()
 
-    def require_or_mark(self, bucket: NamedBucket, store: ObjectStore) -> None:
+    def _require_or_mark(self) -> None:
         """Require that the bucket belongs to this catalog. Mark a bucket that has no marker, if its objects allow this.
 
         Idempotent. The marker is stored before the catalog records it. If several catalogs mark a bucket at once, one
         of them succeeds. Raise the errors of `require_ours_or_unmarked`, and `CatalogMismatch` if the objects of a
         bucket without a marker do not show that the bucket belongs to this catalog.
         """
-        if self.require_ours_or_unmarked(bucket, store) is MarkerState.UNMARKED:
-            self._mark_with_evidence(bucket, store)
-        if (bucket.role, bucket.bucket) not in self._identity.list_marked_buckets():
+        if self.require_ours_or_unmarked() is MarkerState.UNMARKED:
+            self._mark_with_evidence()
+        if (self._bucket.role, self._bucket.bucket) not in self._identity.list_marked_buckets():
             with effect("identity.record_marker"):
-                self._identity.record_marker(bucket.role, bucket.bucket)
+                self._identity.record_marker(self._bucket.role, self._bucket.bucket)
 
-    def require_marker_now(self, bucket: NamedBucket, store: ObjectStore) -> None:
+    def require_ownership_now(self) -> None:
         """Read the marker again. Raise `CatalogMismatch` if the marker is missing or names another catalog."""
-        owner, catalog_id = _read_named_catalog(store), self._identity.catalog_id()
-        state = MarkerState.LOST
-        if owner is not None:
-            state = compare_marker(owner, catalog_id=catalog_id, bucket=bucket, marked_buckets=())
-        if error := mismatch_error(state, owner, catalog_id=catalog_id, bucket=bucket, marked_buckets=()):
-            raise error
+        self._require_matching_marker([(self._bucket.role, self._bucket.bucket)])
 
-    def _mark_with_evidence(self, bucket: NamedBucket, store: ObjectStore) -> None:
+    def _require_matching_marker(self, marked_buckets: Collection[tuple[BucketRole, str]] | None = None) -> MarkerState:
+        """Read and compare the marker. `marked_buckets` of `None` means the buckets that the catalog has recorded."""
+        content = read_marker(self._connect())
+        named_catalog = None if content is None else describe_named_catalog(content)
+        catalog_id, bucket = self._identity.catalog_id(), self._bucket
+        marked = self._identity.list_marked_buckets() if marked_buckets is None else marked_buckets
+        state = compare_marker(named_catalog, catalog_id=catalog_id, bucket=bucket, marked_buckets=marked)
+        if error := mismatch_error(state, named_catalog, catalog_id=catalog_id, bucket=bucket, marked_buckets=marked):
+            raise error
+        return state
+
+    def _mark_with_evidence(self) -> None:
         try:
-            self._require_evidence(bucket, store)
+            self._require_evidence()
         except CatalogMismatch:
             # Another process may have marked the bucket meanwhile, and written into it.
-            if self.require_ours_or_unmarked(bucket, store) is MarkerState.UNMARKED:
+            if self.require_ours_or_unmarked() is MarkerState.UNMARKED:
                 raise
         else:
             try:
                 marker = marker_content(self._identity.catalog_id())
                 with effect("identity.put_marker"):
-                    put_and_read_back(store, MARKER_KEY, marker, metadata={})
+                    put_and_read_back(self._connect(), MARKER_KEY, marker, metadata={})
             except AlreadyExists:  # another process stored a marker, and its content counts
-                self.require_marker_now(bucket, store)
+                self.require_ownership_now()
 
-    def _require_evidence(self, bucket: NamedBucket, store: ObjectStore) -> None:
+    def _require_evidence(self) -> None:
         """Require an object of this catalog. If the catalog has certainly stored none, require an empty bucket.
 
         The evidence is the statement in an object's metadata. A key alone is no evidence.
         """
+        bucket, store = self._bucket, self._connect()
         expected = self._identity.list_expected_copies(bucket.role, bucket.bucket, limit=_MAX_EVIDENCE_COPIES)
         # Each copy is checked, because any copy may raise the error.
         if sum(_has_own_statement(bucket, store, copy) for copy in expected):
@@ -138,32 +144,6 @@ class MarkerChecker:
         if foreign_key:
             raise _evidence_error(bucket, "nothing yet, because this catalog has no ledger there", repr(foreign_key))
 
-
-class MarkerCheckedBucket:
-    """`OwnedStore` that compares the bucket's marker with the catalog once in each process, before the first use."""
-
-    def __init__(
-        self,
-        checker: MarkerChecker,
-        bucket: NamedBucket,
-        connect: Callable[[], ObjectStore],
-        require_current: Callable[[], None] | None,
-        now_s: Callable[[], float],
-    ) -> None:
-        self._checker, self._bucket = checker, bucket
-        self._require_current, self._now_s = require_current, now_s
-        self._connect = cache(connect)
-        self._lock = threading.Lock()
-        self._is_checked = False
-        self._next_check_s = self._answered_s = 0.0  # the second: start of the last check that was answered
-        self._failed_checks, self._last_failure = 0, ""
-
-    def require_ownership_now(self) -> None:
-        self._checker.require_marker_now(self._bucket, self._connect())
-
-    def require_ours_or_unmarked(self) -> MarkerState:
-        return self._checker.require_ours_or_unmarked(self._bucket, self._connect())
-
     def require_ownership_once(self) -> None:
         self._check_if_first_use()
 
@@ -172,7 +152,7 @@ class MarkerCheckedBucket:
         if not self._is_checked:
             with self._lock:
                 if not self._is_checked:
-                    self._checker.require_or_mark(self._bucket, self._connect())
+                    self._require_or_mark()
                     self._require_current_catalog()
                     self._is_checked = True
                     return True
@@ -293,11 +273,6 @@ def read_marker(store: ObjectStore) -> bytes | None:
     raise StoreUnavailable(f"{MARKER_KEY}: expected answers that agree; {contradiction}")
 
 
-def _read_named_catalog(store: ObjectStore) -> str | None:
-    content = read_marker(store)
-    return None if content is None else describe_named_catalog(content)
-
-
 def _has_own_statement(bucket: NamedBucket, store: ObjectStore, copy: InspectedCopy) -> bool:
     """Return whether an object states the copy's ledger. If a LIVE copy's object does not, raise `CatalogMismatch`."""
     intent, uuid = copy.intent, copy.intent.context.get("uuid")
@@ -335,3 +310,47 @@ def _was_certainly_stored(copy: InspectedCopy) -> bool:
 def _evidence_error(bucket: NamedBucket, expected: str, found: str) -> CatalogMismatch:
     advice = "it has no marker, and is taken only with evidence: check bucket, endpoint and database"
     return CatalogMismatch(str(bucket), expected=expected, found=found, advice=advice)
+
+
+class LostCatalogIdentity:
+    """`CatalogIdentity` without a database. A bucket in `marked` is refused if its marker is missing."""
+
+    def __init__(self, catalog_id: str, marked: Iterable[tuple[BucketRole, str]] = ()) -> None:
+        self._catalog_id, self._marked = catalog_id, frozenset(marked)
+
+    @classmethod
+    def read_from_bucket(cls, bucket: NamedBucket, store: ObjectStore) -> "LostCatalogIdentity":
+        """Return the identity of the catalog whose record log is in a bucket.
+
+        Raises:
+            CatalogMismatch: The bucket has no readable marker.
+            StoreUnavailable: The object store did not answer, or its answers contradict each other.
+        """
+        content = read_marker(store)
+        if content is None or not is_marker(content):
+            advice = "check bucket and endpoint: a catalog with a record log has put one there"
+            found = "none" if content is None else describe_named_catalog(content)
+            raise CatalogMismatch(str(bucket), expected="the marker of a catalog", found=found, advice=advice)
+        return cls(describe_named_catalog(content), [(bucket.role, bucket.bucket)])
+
+    def catalog_id(self) -> str:
+        return self._catalog_id
+
+    def list_marked_buckets(self) -> frozenset[tuple[BucketRole, str]]:
+        return self._marked
+
+    def record_marker(self, role: BucketRole, bucket: str) -> None:
+        """Do nothing, because there is no catalog yet."""
+
+    def list_expected_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:  # noqa: ARG002 - of the port
+        return []
+
+    def get_checked_bucket(self, bucket: NamedBucket, store: ObjectStore) -> MarkerCheckedBucket:
+        """Return a bucket that must have the marker of this catalog. The marker is read before the first use."""
+        identity = LostCatalogIdentity(self._catalog_id, [*self._marked, (bucket.role, bucket.bucket)])
+        return MarkerCheckedBucket(identity, bucket, lambda: store)
+
+    def has_marker(self, bucket: NamedBucket, store: ObjectStore) -> bool:
+        """Return whether the bucket is marked. Raise the errors of `MarkerCheckedBucket.require_ours_or_unmarked`."""
+        identity = LostCatalogIdentity(self._catalog_id)
+        return MarkerCheckedBucket(identity, bucket, lambda: store).require_ours_or_unmarked() is MarkerState.OURS

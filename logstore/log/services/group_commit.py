@@ -11,23 +11,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextvars import Context, copy_context
-from typing import Any, Final, NamedTuple, overload
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from logstore.errors import CatalogBusy, OutcomeUnknown, SextonError, StoreUnavailable
-from logstore.ports.catalog.log import (
-    AcknowledgeResult,
-    AcknowledgeWrite,
-    BeginTransactionResult,
-    BeginTransactionWrite,
-    EndTransactionResult,
-    EndTransactionWrite,
-    GroupCommitResult,
-    GroupCommitWrite,
-    RegisterSegmentResult,
-    RegisterSegmentWrite,
-)
+from logstore.ports.catalog.log import GroupCommitResult, GroupCommitWrite, WriteWithResult
 
 _LOG = logging.getLogger(__name__)
+R = TypeVar("R")
 
 _MAX_UNAVAILABLE_IN_A_ROW: Final = 2
 """Number of consecutive failures after which the catalog counts as unavailable. One failure may be a write's fault."""
@@ -60,25 +50,14 @@ class GroupCommitter:
         self._thread = threading.Thread(target=self._run_writer, name="group-commit", daemon=True)
         self._thread.start()
 
-    @overload
-    def submit(self, write: RegisterSegmentWrite) -> "Future[RegisterSegmentResult]": ...
-    @overload
-    def submit(self, write: AcknowledgeWrite) -> "Future[AcknowledgeResult]": ...
-    @overload
-    def submit(self, write: BeginTransactionWrite) -> "Future[BeginTransactionResult]": ...
-    @overload
-    def submit(self, write: EndTransactionWrite) -> "Future[EndTransactionResult]": ...
-    def submit(self, write: GroupCommitWrite) -> "Future[Any]":
+    def submit(self, write: WriteWithResult[R]) -> "Future[R]":
         """Queue a write. The returned future gets the result or the error of the write.
 
         Raises:
             CatalogBusy: The queue was full for `patience_s`. The write was not queued.
             StoreUnavailable: The committer is closed or its thread died. The write was not queued.
         """
-        return self._enqueue_when_room(write)
-
-    def _enqueue_when_room(self, write: GroupCommitWrite) -> "Future[Any]":
-        item = _QueuedWrite(write, Future(), copy_context())
+        item = _QueuedWrite(cast("GroupCommitWrite", write), Future(), copy_context())
         with self._changed:
             has_room = self._changed.wait_for(
                 lambda: self._refusal is not None or len(self._waiting) < self._capacity, timeout=self._patience_s
@@ -91,19 +70,7 @@ class GroupCommitter:
             self._changed.notify_all()
         return item.future
 
-    @overload
-    def commit_write(self, write: RegisterSegmentWrite, *, timeout_s: float | None = None) -> RegisterSegmentResult: ...
-    @overload
-    def commit_write(self, write: AcknowledgeWrite, *, timeout_s: float | None = None) -> AcknowledgeResult: ...
-    @overload
-    def commit_write(
-        self, write: BeginTransactionWrite, *, timeout_s: float | None = None
-    ) -> BeginTransactionResult: ...
-    @overload
-    def commit_write(self, write: EndTransactionWrite, *, timeout_s: float | None = None) -> EndTransactionResult: ...
-    def commit_write(
-        self, write: GroupCommitWrite, *, timeout_s: float | None = None
-    ) -> RegisterSegmentResult | AcknowledgeResult | BeginTransactionResult | EndTransactionResult:
+    def commit_write(self, write: WriteWithResult[R], *, timeout_s: float | None = None) -> R:
         """Commit one write and wait for its result, at most `timeout_s`.
 
         Raises:
@@ -111,16 +78,13 @@ class GroupCommitter:
             OutcomeUnknown: The commit began, but did not end in time.
             SextonError: Errors of `commit_writes`.
         """
-        future: Future[Any] = self._enqueue_when_room(write)
+        future = self.submit(write)
         try:
-            result: RegisterSegmentResult | AcknowledgeResult | BeginTransactionResult | EndTransactionResult = (
-                future.result(timeout_s)
-            )
+            return future.result(timeout_s)
         except FutureTimeoutError:
             if future.cancel():
                 raise CatalogBusy(f"group commit: no turn within {timeout_s} s") from None
             raise OutcomeUnknown(f"group commit: no answer within {timeout_s} s") from None
-        return result
 
     def close(self, timeout_s: float | None = None) -> None:
         """Refuse new writes, commit waiting writes, and end the thread within `timeout_s`. Safe to repeat."""

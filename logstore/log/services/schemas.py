@@ -6,7 +6,7 @@ Source: Pulsar's schema storage, whose schema id is the topic's name.
 import hashlib
 from typing import Final
 
-from logstore.catalog.log.schema_versions import SchemaVersions
+from logstore.catalog.log.component_ledgers import SchemaVersions
 from logstore.errors import CatalogBusy, CorruptData, InvalidInput, MissingData, UnknownObject
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, OneEntryLedgerDraft

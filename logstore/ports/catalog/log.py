@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from logstore.cursors.cursor_state import CursorSnapshot, VisibleLedgerSpan
 from logstore.deletion.retention import RetentionPolicy
@@ -51,7 +51,40 @@ class LedgerAppendState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterSegmentWrite:
+class RegisterSegmentResult:
+    first_entry: int
+    ledger_entries: int
+    ledger_size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcknowledgeResult:
+    mark_delete: Position
+    row_bytes: int = field(default=0, compare=False)  # size of the single acknowledgements in the row, packed
+    snapshot_ledger: LedgerId | None = field(default=None, compare=False)  # cursor ledger with the rest of the state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginTransactionResult:
+    txn: TransactionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTransactionResult:
+    state: TransactionState
+
+
+R = TypeVar("R")
+
+
+class WriteWithResult(Generic[R]):
+    """Write of a group commit. `R` is the type of its result."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterSegmentWrite(WriteWithResult[RegisterSegmentResult]):
     """Write that registers an uploaded segment in its ledger. After the commit the segment's entries exist."""
 
     topic_id: TopicId
@@ -112,7 +145,7 @@ class RegisterSegmentWrite:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcknowledgeWrite:
+class AcknowledgeWrite(WriteWithResult[AcknowledgeResult]):
     topic_id: TopicId
     subscription: str
     positions: tuple[Position, ...] = ()
@@ -125,7 +158,7 @@ class AcknowledgeWrite:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginTransactionWrite:
+class BeginTransactionWrite(WriteWithResult[BeginTransactionResult]):
     """Write that opens a transaction. A repeated write opens a second transaction, and the first one times out."""
 
     tc_id: int
@@ -133,7 +166,7 @@ class BeginTransactionWrite:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndTransactionWrite:
+class EndTransactionWrite(WriteWithResult[EndTransactionResult]):
     """Write that decides a transaction. A repeated write with the same decision returns the same result."""
 
     txn: TransactionId
@@ -141,30 +174,6 @@ class EndTransactionWrite:
 
 
 GroupCommitWrite = RegisterSegmentWrite | AcknowledgeWrite | BeginTransactionWrite | EndTransactionWrite
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterSegmentResult:
-    first_entry: int
-    ledger_entries: int
-    ledger_size_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcknowledgeResult:
-    mark_delete: Position
-    row_bytes: int = field(default=0, compare=False)  # size of the single acknowledgements in the row, packed
-    snapshot_ledger: LedgerId | None = field(default=None, compare=False)  # cursor ledger with the rest of the state
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeginTransactionResult:
-    txn: TransactionId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndTransactionResult:
-    state: TransactionState
 
 
 GroupCommitResult = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from logstore.deletion.intents import Outcome
 from logstore.log.ledgers import CopyKind, LedgerStatement
-from logstore.ports.catalog.deletion import AuditCause, Claim, DetachedBatch
+from logstore.ports.catalog.deletion import AuditCause, Claim
 from logstore.positions import LedgerId
 from logstore.pulsar.cluster_findings import RemovalPart
 
@@ -87,14 +87,20 @@ class FindingsToFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingsFilingRequest(FindingsToFile):
+    run_id: str  # run of the apply
+    page: int
+    kept: Mapping[int, str]  # reasons of storage to keep other copies of the page, by number of the finding
     claim: Claim  # claim on the batch, of the workflow that does phase two
     cause: AuditCause  # actor, reason and workflow of the apply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FindingsFilingResult:
-    detached: DetachedBatch  # batch of phase two
-    kept: Mapping[int, str]  # reason why a finding was not filed, by its number
+class SingleObjectAnswers:
+    """Answers of storage about the single objects of a page, by number of the finding."""
+
+    segments: Mapping[int, tuple[LedgerId, int]]  # orphaned segments: ledger and number
+    uploads: frozenset[int]  # unfinished uploads that may be aborted
+    kept: Mapping[int, str]  # reasons to keep all other single objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

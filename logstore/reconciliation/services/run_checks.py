@@ -8,7 +8,14 @@ from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 from logstore.pulsar.plan_jobs import IDENTITY
 from logstore.reconciliation.finding_files import FindingFiles
-from logstore.reconciliation.findings import FindingKind, PlanOrScrubResult, apply_run_id, plan_result
+from logstore.reconciliation.findings import (
+    FATES_FOLDER,
+    FindingKind,
+    PlanOrScrubResult,
+    apply_run_id,
+    plan_result,
+    plan_run_id,
+)
 
 
 def require_finished_plan(run: ReconciliationRun) -> PlanOrScrubResult:
@@ -150,6 +157,18 @@ def open_finding_files(plan: PlanOrScrubResult, run_id: str) -> FindingFiles:
         where = "run this where the folder of bulk output is, the setting bulk_dir"
         raise PreconditionFailed(f"plan {run_id}: expected its findings in {folder}, found no such folder; {where}")
     return FindingFiles(folder)
+
+
+def require_decisions_in_catalog(apply_run: ReconciliationRun | None) -> None:
+    """Raise `PreconditionFailed` for an unfinished apply that an earlier build began.
+
+    That build kept decisions in files. Repeating or continuing its steps without these files could contradict them.
+    """
+    if apply_run is not None and apply_run.finished_us is None and FATES_FOLDER in apply_run.summary:
+        raise PreconditionFailed(
+            f"apply of {plan_run_id(apply_run.run_id)}: expected its decisions in the catalog, found them in files of"
+            " an earlier build. Deletions that have started continue. Plan again, and apply the new plan"
+        )
 
 
 def find_apply(runs: ReconciliationRuns, run_id: str) -> ReconciliationRun | None:

@@ -44,13 +44,7 @@ class Idle(RetentionPreparation):
 def trimming(world: World, *errors: SextonError) -> tuple[TrimAllTopicsActivities, Idle]:
     """The activities, and what prepares topics."""
     idle, catalog = Idle(*errors), world.catalog
-    made = TrimAllTopicsActivities(
-        topics=catalog.topics,
-        phase_one=catalog.phase_one,
-        deletions=catalog.deletions,
-        ledgers=catalog.ledgers,
-        retention=idle,
-    )
+    made = TrimAllTopicsActivities(catalog=catalog, retention=idle)
     return made, idle
 
 

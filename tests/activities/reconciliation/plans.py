@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from activities.reconciliation.apply_orphans import ApplyOrphansActivities
@@ -18,10 +19,10 @@ from activities.reconciliation.inputs_and_results import (
 )
 from activities.reconciliation.plan_orphans import PlanOrphansActivities
 from activities.reconciliation.scrub_ledgers import ScrubLedgersActivities
+from logstore.catalog import Catalog
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.offload.tiered_copy import data_key, index_key
-from logstore.ports.catalog.identity import CatalogIdentity
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     CompareStorageWithCatalogJob,
@@ -69,6 +70,7 @@ class Plans:
         self.bulk = FakeBulkJobs(folder / "bulk")
         self.findings = self.bulk.findings
         self.identities = Catalogued()
+        self.catalog = cast("Catalog", SimpleNamespace(reconciliation=self.runs, identities=self.identities))
         self.rewire()
 
     def rewire(self) -> None:
@@ -80,25 +82,20 @@ class Plans:
             driver_metadata={"driver": "aws-s3", "bucket": "cold"},
         )
         self.planning = PlanOrphansActivities(
-            reconciliation=self.runs,
-            identities=cast("CatalogIdentity", self.identities),
+            catalog=self.catalog,
             inspector=self.stored,
             bulk=self.bulk,
             store_now_us=lambda: self.warm.now_us,
             finished_retention_s=30 * DAY_S,
         )
         self.scrubbing = ScrubLedgersActivities(
-            reconciliation=self.runs,
-            identities=cast("CatalogIdentity", self.identities),
+            catalog=self.catalog,
             inspector=self.stored,
             bulk=self.bulk,
         )
-        self.preview = ApplyPreview(
-            reconciliation=self.runs, identities=cast("CatalogIdentity", self.identities), inspector=self.stored
-        )
+        self.preview = ApplyPreview(catalog=self.catalog, inspector=self.stored)
         self.applying = ApplyOrphansActivities(
-            reconciliation=self.runs,
-            identities=cast("CatalogIdentity", self.identities),
+            catalog=self.catalog,
             inspector=self.stored,
             objects=SingleObjectDeletion(reconciliation=self.runs, inspector=self.stored, objects=self.warm),
             bulk=self.bulk,

@@ -1,25 +1,16 @@
 """An apply: each finding looked at again, each effect repeatable, counts of confirmations alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from activities.deletion.deletion_pace import DeletionPace
-from activities.reconciliation import delete_single_objects
-from activities.reconciliation.page_decision_files import (
-    ReasonsToKeepObjects,
-    read_copy_answers,
-    read_keep_reasons,
-    store_first_copy_answers,
-)
 from logstore import failpoints
 from logstore.deletion.intents import Outcome
 from logstore.errors import (
     CatalogMismatch,
-    CorruptData,
     PreconditionFailed,
     StaleCatalog,
     StoreUnavailable,
@@ -28,12 +19,12 @@ from logstore.errors import (
 from logstore.failpoints import SimulatedCrash
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import LedgerState
+from logstore.ports.catalog.deletion import DetachedBatch
 from logstore.ports.catalog.reconciliation import RunKind
 from logstore.ports.object_storage import DeleteReport, ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_job_inputs_and_results import VerifyFindingsJob
-from logstore.reconciliation.finding_files import FateFiles
-from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
+from logstore.reconciliation.findings import FateOfFinding, Finding, FindingFate, FindingKind
 from logstore.reconciliation.plausibility_guards import reason_to_keep_segment
 from logstore.reconciliation.services import orphan_inspection
 from tests.activities.reconciliation.plans import BATCH, RUN, Plans
@@ -42,9 +33,8 @@ from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOpe
 
 
 def fates(plans: Plans, page: int = 0) -> dict[int, tuple[FindingFate, str]]:
-    found = FateFiles(plans.bulk.create_run_folder(RUN) / "fates").read_page(page)
-    assert found is not None
-    return {at: (one.fate, one.reason) for at, one in found.items()}
+    stored = plans.runs.read_fates(f"apply-{RUN}", page)
+    return {number: (fate.fate, fate.reason) for number, fate in stored.items() if fate}
 
 
 def fates_recorded(plans: Plans) -> dict[int, tuple[FindingFate, str]]:
@@ -163,11 +153,11 @@ def test_catalog_that_was_restored_meanwhile_is_refused_at_each_step(plans: Plan
 
 
 def test_restore_between_the_decision_and_the_deletion_keeps_the_segment(plans: Plans) -> None:
-    """The decision is on disk and outlives the catalog that made it true."""
+    """A restore to a later moment has the decision, and not every row that made it true."""
     segment = plans.orphan_segment(3, 9)
     plans.plan()
     plans.begin_apply(max_orphan_share=1.0)
-    failpoints.arm("reconciliation.decide_objects.after", "crash")
+    failpoints.arm("catalog.decide_objects.after", "crash")
     try:
         with pytest.raises(SimulatedCrash):
             plans.delete()
@@ -446,28 +436,38 @@ def test_page_that_is_filed_again_after_phase_two_keeps_what_was_filed(plans: Pl
     assert plans.record().applied == {"orphan_ledger": 1}
 
 
-def test_page_of_which_two_attempts_overlap_is_filed_as_the_first_one_saw_it(plans: Plans) -> None:
-    """The later one may have found less in storage; both must ask the catalog for the same (dust-tt/dust#4272)."""
+def test_page_of_which_two_attempts_overlap_is_filed_as_the_first_one_saw_it(
+    plans: Plans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later attempt finds less in storage. The catalog returns the first result (dust-tt/dust#4272)."""
     plans.orphan_ledger(7)
     plans.orphan_ledger(8)
     plans.plan()
-    failpoints.arm("reconciliation.keep_looked.after", "crash")
-    try:
-        with pytest.raises(SimulatedCrash):
-            plans.file()
-    finally:
-        failpoints.disarm_all_and_take_hits()
-    first = read_copy_answers(plans.bulk.create_run_folder(RUN), 0)
-    assert first
-    plans.warm.delete(plans.warm.keys)
-    assert (
-        store_first_copy_answers(plans.bulk.create_run_folder(RUN), 0, {0: "nothing is left", 1: "nothing is left"})
-        == first
-    )
-    assert plans.file().intents == 2
+    real = plans.runs.find_filed_batch
+
+    def overtake(batch_id: str) -> DetachedBatch | None:
+        found = real(batch_id)
+        with monkeypatch.context() as patched:
+            patched.setattr(plans.runs, "find_filed_batch", real)
+            assert plans.file().intents == 2
+        plans.warm.delete(plans.warm.keys)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(plans.runs, "find_filed_batch", overtake)
+        assert plans.file().intents == 2
+    assert plans.record(intents=2).applied == {"orphan_ledger": 2}
 
 
-@pytest.mark.parametrize("point", ["decide_objects", "delete_objects", "keep_objects", "abort_uploads"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "catalog.decide_objects",
+        "reconciliation.delete_objects",
+        "catalog.store_fates",
+        "reconciliation.abort_uploads",
+    ],
+)
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_objects_are_counted_once_whenever_the_process_died(point: str, moment: str, plans: Plans) -> None:
     """What was decided is written down before the first delete would change the answer."""
@@ -475,7 +475,7 @@ def test_objects_are_counted_once_whenever_the_process_died(point: str, moment: 
     plans.orphan_segment(3, 10)
     plans.abandoned_upload(9)
     plans.plan()
-    failpoints.arm(f"reconciliation.{point}.{moment}", "crash")
+    failpoints.arm(f"{point}.{moment}", "crash")
     try:
         with pytest.raises(SimulatedCrash):
             plans.delete()
@@ -492,26 +492,25 @@ def test_attempt_that_decides_late_takes_the_word_of_the_first(plans: Plans, mon
     """It began before the other had decided, and found in storage what that one had left of it."""
     plans.orphan_segment(3, 9)
     plans.plan()
-    real = read_keep_reasons
+    real = plans.runs.read_fates
 
-    def late(folder: Path, page: int) -> ReasonsToKeepObjects | None:
-        found = real(folder, page)
-        with monkeypatch.context() as patched:
-            patched.setattr(delete_single_objects, "read_keep_reasons", real)
-            assert plans.delete() == 1
+    def late(run_id: str, page: int) -> Mapping[int, FateOfFinding | None]:
+        found = real(run_id, page)
+        monkeypatch.setattr(plans.runs, "read_fates", real)
+        assert plans.delete() == 1
         return found
 
-    with monkeypatch.context() as patched:
-        patched.setattr(delete_single_objects, "read_keep_reasons", late)
-        assert plans.delete() == 1
+    monkeypatch.setattr(plans.runs, "read_fates", late)
+    assert plans.delete() == 1
     assert plans.record().applied == {"orphan_segment": 1}
+    assert len(plans.runs.passed_over) == 1
 
 
 def test_upload_that_is_not_looked_at_any_more_is_kept_and_not_counted(plans: Plans) -> None:
     """The worker that goes on has settings with another tiered bucket: nothing confirms that the parts are gone."""
     upload = plans.abandoned_upload(9)
     plans.plan()
-    failpoints.arm("reconciliation.decide_objects.after", "crash")
+    failpoints.arm("catalog.decide_objects.after", "crash")
     try:
         with pytest.raises(SimulatedCrash):
             plans.delete()
@@ -523,19 +522,64 @@ def test_upload_that_is_not_looked_at_any_more_is_kept_and_not_counted(plans: Pl
     assert fates_recorded(plans) == {0: (FindingFate.KEPT, orphan_inspection.OTHER_BUCKET)}
 
 
-@pytest.mark.parametrize("content", ["", "[1", "{"])
-def test_decision_that_cannot_be_read_is_no_decision(content: str, plans: Plans) -> None:
-    """It is refused as what it is, and not tried for ever."""
-    plans.orphan_segment(3, 9)
+@pytest.mark.parametrize("step", ["begin_apply", "file", "delete", "record", "conclude_apply", "preview"])
+def test_unfinished_apply_of_a_build_that_decided_in_files_is_refused_at_each_step(step: str, plans: Plans) -> None:
+    """Its decisions are not in the catalog: a repeated step could contradict them. A new plan finds what is left."""
+    plans.orphan_ledger(7)
+    segment = plans.orphan_segment(3, 9)
+    plans.plan()
+    plans.begin_apply(max_orphan_share=1.0)
+    run_id = f"apply-{RUN}"
+    plans.runs.store_summary(run_id, {**plans.runs.get_run(run_id).summary, "folder": "/bulk/plan-1"})
+    steps: Mapping[str, Callable[[], object]] = {
+        "begin_apply": partial(plans.begin_apply, max_orphan_share=1.0),
+        "file": plans.file,
+        "delete": plans.delete,
+        "record": plans.record,
+        "conclude_apply": plans.conclude_apply,
+        "preview": partial(plans.preview.preview_apply, RUN),
+    }
+    with pytest.raises(PreconditionFailed, match=r"in files of an earlier build\..*Plan again"):
+        steps[step]()
+    assert segment in plans.warm.keys
+    assert (plans.runs.filings, plans.runs.passed_over) == ({}, [])
+
+
+def test_finished_apply_of_a_build_that_decided_in_files_still_answers(plans: Plans) -> None:
     plans.orphan_ledger(7)
     plans.plan()
-    plans.delete()
+    done = plans.apply()
+    claimed = plans.runs._runs[f"apply-{RUN}"]
+    claimed.run = replace(claimed.run, summary={**claimed.run.summary, "folder": "/bulk/plan-1"})
+    assert plans.begin_apply(max_orphan_share=1.0).done == done
+
+
+def test_page_without_decisions_is_not_recorded(plans: Plans) -> None:
+    plans.orphan_ledger(7)
+    plans.orphan_segment(3, 9)
+    plans.plan()
     plans.file()
-    for path in (plans.bulk.create_run_folder(RUN) / name / "page-00000000.json" for name in ("decided", "looked")):
-        path.write_text(content)
-    for step in (plans.delete, plans.file):
-        with pytest.raises(CorruptData, match="what an apply decided"):
-            step()
+    with pytest.raises(PreconditionFailed, match="expected page 0 to be applied"):
+        plans.record()
+    plans.delete()
+    assert sum(plans.record().applied.values()) == 2
+
+
+def test_deletion_that_is_stored_is_not_repeated(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, _ = plans.orphan_segment(3, 9), plans.orphan_segment(3, 10)
+    plans.plan()
+    plans.warm.plan(
+        Fault(operation=StoreOperation.DELETE, kind=FaultKind.REPORT_KEY_FAILED, matches=lambda key: key == kept)
+    )
+    assert plans.delete() == 1
+    requested, real = list[str](), plans.warm.delete
+
+    def delete(keys: Sequence[str]) -> DeleteReport:
+        requested.extend(keys)
+        return real(keys)
+
+    monkeypatch.setattr(plans.warm, "delete", delete)
+    assert (plans.delete(), requested) == (2, [kept])
 
 
 def test_object_that_storage_keeps_has_failed(plans: Plans) -> None:

@@ -62,20 +62,21 @@ def test_preview_asks_storage_no_more_than_the_apply(plans: Plans, monkeypatch: 
     assert looks["looks"] == 5
 
 
-@pytest.mark.parametrize("point", ["keep_looked.after", "decide_objects.after", "delete_objects.after"])
+@pytest.mark.parametrize(
+    "point", ["catalog.decide_objects.before", "catalog.decide_objects.after", "reconciliation.delete_objects.after"]
+)
 def test_preview_of_an_interrupted_apply_counts_what_it_has_decided(point: str, plans: Plans) -> None:
     """Of what has gone since, storage shows nothing any more."""
     plans.orphan_ledger(1)
     plans.orphan_segment(5, 1)
     plans.plan()
     plans.begin_apply(max_orphan_share=1.0)
-    arm(f"reconciliation.{point}", "crash")
+    arm(point, "crash")
     with pytest.raises(SimulatedCrash):
         plans.apply()
     plans.warm.delete([key for key in plans.warm.keys if "0000000000000001/" in key])
     result = plans.preview.preview_apply(RUN)
-    if point != "keep_looked.after":
-        assert result.counts.applied == {"orphan_ledger": 1, "orphan_segment": 1}
+    assert result.counts.applied == {"orphan_ledger": 1, "orphan_segment": 1}
     assert plans.apply().applied == result.counts.applied
 
 

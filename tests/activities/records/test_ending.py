@@ -28,11 +28,7 @@ class _One:
 def _ending(world: World, function: Callable[[LedgerRecord], LedgerRecord | None], **more: Any) -> EndRecordsActivities:
     catalog = world.catalog
     return EndRecordsActivities(
-        topics=catalog.topics,
-        ledgers=catalog.ledgers,
-        phase_one=catalog.phase_one,
-        deletions=catalog.deletions,
-        records=catalog.records,
+        catalog=catalog,
         functions=_One(function),
         **more,
     )

@@ -33,11 +33,11 @@ def _bury(world: World, ledger_id: int) -> None:
 def test_flush_writes_what_has_changed_once(world: World) -> None:
     """The second one finds nothing, and tells the same manifest."""
     world.fill(2)
-    first = run(world.activities.records.flushing.flush_record_log, _FLUSH)
+    first = run(world.activities.flushing.flush_record_log, _FLUSH)
     assert (first.manifest, first.flushes, first.left, first.held) == (1, 1, 0, False)
     assert first.records > 4
     assert first.blocks == first.named > 1
-    again = run(world.activities.records.flushing.flush_record_log, _FLUSH)
+    again = run(world.activities.flushing.flush_record_log, _FLUSH)
     assert again == FlushedRecords(manifest=1, named=first.named)
 
 
@@ -66,11 +66,11 @@ def test_flush_that_watches_goes_on_until_its_time_is_over(world: World, monkeyp
 def test_flush_that_watches_raises_ceilings_though_nothing_has_changed(world: World) -> None:
     """Where no id is left nothing can change, and nobody else would ever raise them."""
     world.fill(1)
-    run(world.activities.records.flushing.flush_record_log, _FLUSH)
+    run(world.activities.flushing.flush_record_log, _FLUSH)
     world.sql("UPDATE record_log SET ledger_ceiling = (SELECT next_ledger_id FROM catalog)")
     state = world.catalog.records.read_state()
     assert (state.outbox_changes, state.ceilings.ledger) == (0, state.next_ids.ledger)
-    run(world.activities.records.flushing.flush_record_log, FlushInput(watch_s=0.001))
+    run(world.activities.flushing.flush_record_log, FlushInput(watch_s=0.001))
     assert world.catalog.records.read_state().ceilings.ledger > state.next_ids.ledger
 
 
@@ -78,30 +78,30 @@ def test_flush_leaves_the_record_log_to_a_job_that_works_on_it(world: World) -> 
     """It says so; what the other one flushes is none of its business. A claim that was let go is free at once."""
     world.fill(1)
     world.catalog.records.claim_record_log(Claim(workflow_id="other", run_id="r", ttl_s=CLAIM_S))
-    held = run(world.activities.records.flushing.flush_record_log, _FLUSH, workflow_id="flush-records")
+    held = run(world.activities.flushing.flush_record_log, _FLUSH, workflow_id="flush-records")
     assert (held.held, held.flushes, held.left > 0) == (True, 0, True)
     world.catalog.records.release_record_log("other")
-    assert run(world.activities.records.flushing.flush_record_log, _FLUSH, workflow_id="flush-records").flushes == 1
+    assert run(world.activities.flushing.flush_record_log, _FLUSH, workflow_id="flush-records").flushes == 1
     assert world.catalog.records.claim_record_log(Claim(workflow_id="other", run_id="r", ttl_s=CLAIM_S))
 
 
 def test_flush_that_fails_lets_the_record_log_go(world: World) -> None:
     """The next one need not wait for the claim to lapse."""
     world.fill(1)
-    run(world.activities.records.flushing.flush_record_log, _FLUSH)
+    run(world.activities.flushing.flush_record_log, _FLUSH)
     world.sql("UPDATE record_log SET stamp = 'older', pending = '{}'")
     world.fill(1)
     with pytest.raises(CatalogOutdated):
-        run(world.activities.records.flushing.flush_record_log, _FLUSH, workflow_id="flush-records")
+        run(world.activities.flushing.flush_record_log, _FLUSH, workflow_id="flush-records")
     assert world.catalog.records.claim_record_log(Claim(workflow_id="other", run_id="r", ttl_s=CLAIM_S))
 
 
 def test_flush_of_now_takes_cursors_that_are_not_due(world: World) -> None:
     """A flush that watches leaves them for a minute; a person who asks waits for nothing."""
     world.fill(1)
-    run(world.activities.records.flushing.flush_record_log, _FLUSH)
+    run(world.activities.flushing.flush_record_log, _FLUSH)
     world.acknowledge(world.fill(1)[-1], "another")
-    assert run(world.activities.records.flushing.flush_record_log, _FLUSH).left == 0
+    assert run(world.activities.flushing.flush_record_log, _FLUSH).left == 0
 
 
 def test_tombstone_is_raided_once_nothing_of_its_ledger_is_on_disk(
@@ -110,24 +110,24 @@ def test_tombstone_is_raided_once_nothing_of_its_ledger_is_on_disk(
     """Kept while a block holds an older version; totals are logged after each raid and each defragmentation."""
     caplog.set_level(logging.INFO, logger="activities.records")
     (ledger_id,) = world.fill(1)
-    run(world.activities.records.flushing.flush_record_log, _FLUSH)
+    run(world.activities.flushing.flush_record_log, _FLUSH)
     world.sql("DELETE FROM segment WHERE ledger_id = :id", id=ledger_id)
     world.sql("DELETE FROM ledger_copy WHERE ledger_id = :id", id=ledger_id)
     world.sql("DELETE FROM ledger WHERE ledger_id = :id", id=ledger_id)
     world.objects.delete([key for key in world.objects.keys if f"{ledger_id:016x}" in key])
     _bury(world, ledger_id)
-    run(world.activities.records.flushing.flush_record_log, _FLUSH)
-    kept = run(world.activities.records.raiding.mark_and_remove_tombstones, RaidInput(run_id="raid-1"))
+    run(world.activities.flushing.flush_record_log, _FLUSH)
+    kept = run(world.activities.raiding.mark_and_remove_tombstones, RaidInput(run_id="raid-1"))
     assert (kept.candidates, kept.kept, kept.removed) == (1, 1, 0)
-    done = run(world.activities.records.defragmentation.defragment_and_remove_old_objects, DefragmentInput())
+    done = run(world.activities.defragmentation.defragment_and_remove_old_objects, DefragmentInput())
     assert done.rewritten > done.written > 0
     assert done.dropped >= 1
     young = run(
-        world.activities.records.raiding.mark_and_remove_tombstones,
+        world.activities.raiding.mark_and_remove_tombstones,
         RaidInput(run_id="raid-2", eligible_age_s=10.0**9 * 3),
     )
     assert (young.candidates, young.removed) == (0, 0)
-    removed = run(world.activities.records.raiding.mark_and_remove_tombstones, RaidInput(run_id="raid-3"))
+    removed = run(world.activities.raiding.mark_and_remove_tombstones, RaidInput(run_id="raid-3"))
     assert (removed.candidates, removed.kept, removed.removed, removed.blocks > 0) == (1, 0, 1, True)
     assert world.catalog.tombstones.count_tombstones().by_kind == {}
     told = [one.getMessage() for one in caplog.records]
@@ -145,7 +145,7 @@ def _replicas(world: World, **stores: FakeObjectStore) -> ReplicateRecordsActivi
 def test_a_replica_that_fails_keeps_no_other_from_its_blocks(world: World) -> None:
     """Its error is told, and the others are brought up to date."""
     world.fill(1)
-    flushed = run(world.activities.records.flushing.flush_record_log, _FLUSH)
+    flushed = run(world.activities.flushing.flush_record_log, _FLUSH)
     away, here = FakeObjectStore(), FakeObjectStore()
     away.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.BEFORE, times=1_000))
     lost, sent = run(_replicas(world, away=away, here=here).ship_to_all_replicas, ShipToReplicasInput())
@@ -163,7 +163,7 @@ def test_a_replica_that_fails_keeps_no_other_from_its_blocks(world: World) -> No
 
 def test_without_replicas_nothing_is_shipped(world: World) -> None:
     """As the settings have it by default."""
-    assert run(world.activities.records.replication.ship_to_all_replicas, ShipToReplicasInput()) == []
+    assert run(world.activities.replication.ship_to_all_replicas, ShipToReplicasInput()) == []
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 0), (0, 3)])

@@ -257,7 +257,7 @@ def test_fence_of_one_bundle_is_one_row(sqlite_world: SqlWorld) -> None:
     fences = sqlite_world.catalog.fences
     fences.raise_fences([BundleId(one) for one in range(_MANY)], "w")
     with counted(sqlite_world.database) as read:
-        found = fences.get_fence(BundleId(7))
+        found = fences.get_newest_lease(BundleId(7))
     assert found
-    assert (found.bundle, found.counter, found.worker_id, read.rows) == (7, 1, "w", 1)
-    assert fences.get_fence(BundleId(_MANY)) is None
+    assert (found.bundle, found.fence, found.worker_id, read.rows) == (7, 1, "w", 1)
+    assert fences.get_newest_lease(BundleId(_MANY)) is None

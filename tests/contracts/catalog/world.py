@@ -10,10 +10,9 @@ from logstore.catalog.delayed.delayed_index import DelayedIndex
 from logstore.catalog.deletion.phase_one import PhaseOne
 from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
 from logstore.catalog.deletion.queue_upkeep import PhaseTwoQueueUpkeep
-from logstore.catalog.log.component_ledgers import LedgersOfAllComponents
+from logstore.catalog.log.component_ledgers import LedgersOfAllComponents, SchemaVersions
 from logstore.catalog.log.group_commit import GroupCommits
 from logstore.catalog.log.message_ledgers import MessageLedgers
-from logstore.catalog.log.schema_versions import SchemaVersions
 from logstore.catalog.log.topics import Topics
 from logstore.catalog.offload.tiered_copies import Offloads
 from logstore.catalog.ownership.fences import Fences

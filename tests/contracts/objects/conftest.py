@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infra.objects.s3_client import create_s3_client
-from infra.objects.s3_store import S3ObjectStore
+from infra.objects.s3_store import S3ObjectStore, create_s3_client
 from infra.stack.embedded_stack import StackAddresses
 from logstore.ports.object_storage import ObjectStore
 from tests.fakes.object_store import FakeObjectStore

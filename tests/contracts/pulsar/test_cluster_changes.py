@@ -11,7 +11,7 @@ from logstore.ports.pulsar_cluster import Restoration
 from tests.contracts.pulsar.cluster_worlds import ClusterWorld, MemoryCluster, ZooKeeperCluster
 from tests.infra.coordination.conftest import zookeeper
 from tests.infra.pulsar.conftest import cluster, ensemble
-from workers.assembly.pulsar_cluster_access import PulsarClusterOfSettings
+from workers.assembly.pulsar_cluster import PulsarClusterOfSettings
 from workers.settings import Settings
 
 __all__ = ["cluster", "ensemble", "zookeeper"]

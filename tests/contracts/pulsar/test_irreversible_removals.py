@@ -33,7 +33,7 @@ from tests.workflows.pulsar.cluster_plans import (
     orphan_offload,
     plant_removable,
 )
-from workers.assembly.pulsar_cluster_access import PulsarClusterOfSettings
+from workers.assembly.pulsar_cluster import PulsarClusterOfSettings
 from workers.settings import Settings
 
 __all__ = ["cluster", "ensemble", "reader", "zookeeper"]

@@ -3,7 +3,7 @@
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
 from typing import Final, cast
@@ -21,8 +21,8 @@ from tests.fakes.owners import UnownedTopics
 from tests.fakes.pulsar_cluster import FakePulsarCluster
 from tests.faults.model.watched_catalog import WatchedDeletions, WatchedLedgers, WatchedPhaseOne
 from tests.faults.simulated_world import LyingStore
-from workers.assembly.activities import create_activities
-from workers.assembly.log_store import LogStore, LogStoreBuckets, LogStorePolicies, assemble_log_store
+from workers.assembly.activities import WorkerActivities
+from workers.assembly.log_store import LogStore, LogStoreBuckets, LogStorePolicies
 
 _LEDGER_KEY: Final = re.compile(r"ledgers/[0-9a-f]{2}/(?P<id>[0-9a-f]{16})/(?P<name>[^/]+)")
 _CURSOR_INLINE_BYTES: Final = 60  # acknowledgements in two ledgers outgrow a cursor's row
@@ -102,7 +102,7 @@ class ModelProcess:
         self._ended = exit_stack
         self.committer, self.topic_logs = log.committer, log.topic_logs
         self.subscriptions, self.schemas = log.subscriptions, log.schemas
-        self.worker = ActivityWorker(create_activities(log, UnownedTopics()).all())
+        self.worker = ActivityWorker(WorkerActivities(log, UnownedTopics()).all())
 
     def close(self) -> None:
         """End its threads, however it ended itself."""
@@ -157,7 +157,7 @@ class ModelWorld:
 
     def _begin(self) -> ModelProcess:
         exit_stack = ExitStack()
-        log = assemble_log_store(
+        log = LogStore(
             catalog=cast("Catalog", self.catalog),
             stores=LogStoreBuckets(
                 primary=self.store, tiered=self._bucket, records=self.records, now_us=lambda: self.store.now_us
@@ -174,7 +174,7 @@ class ModelWorld:
             cluster=FakePulsarCluster(),
             clock=self._clock,
         )
-        return ModelProcess(exit_stack, exit_stack.enter_context(log))
+        return ModelProcess(exit_stack, exit_stack.enter_context(closing(log)))
 
     def _monotonic_s(self) -> float:
         return self.catalog.now_us / 1_000_000

@@ -3,9 +3,8 @@
 import threading
 from collections.abc import Callable
 
-from infra.coordination.bundle_holdings import OwnershipObserver
+from infra.coordination.bundle_holdings import OwnershipObserver, TakeoverTimes
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
-from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.catalog.ownership.fences import Fences
 from logstore.ownership import BundleId, Lease
@@ -98,7 +97,7 @@ class Crew:
     def settled(self, *names: str) -> bool:
         """Whether these own all bundles, and the last fence of each is its owner's."""
         leases = [lease for name in names or self.owners for lease in self.owners[name].leases()]
-        last = {one.bundle: (one.counter, one.worker_id) for one in self.fences.list_fences()}
+        last = {one.bundle: (one.fence, one.worker_id) for one in self.fences.list_newest_leases()}
         return len(leases) == BUNDLES and {one.bundle: (one.fence, one.worker_id) for one in leases} == last
 
     def await_looks(self, name: str, more: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from kazoo.client import KazooClient
 
-from infra.coordination.path_identity import CATALOG, check_path_belongs_to_catalog, claim_path_for_catalog
+from infra.coordination.ownership_nodes import CATALOG, check_path_belongs_to_catalog, claim_path_for_catalog
 from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
 from logstore.errors import CatalogMismatch
 

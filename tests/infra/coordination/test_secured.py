@@ -12,12 +12,11 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, WorkerOwnershipNodes
-from infra.coordination.path_identity import claim_path_for_catalog
-from infra.coordination.zookeeper_errors import PemFiles
+from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, WorkerOwnershipNodes, claim_path_for_catalog
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.errors import InvalidInput, ServiceFailed, SessionLost
 from logstore.ownership import BundleId, WorkerLoad
+from logstore.setting_files import PemFiles
 from tests.logstore.eventually import assert_eventually
 from tests.tls_servers import TlsCertificateAuthority, TlsProxy
 from tests.zookeeper_with_users import run_zookeeper_with_users

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.coordination.single_owner import SingleOwner
+from infra.coordination.bundle_owner import SingleOwner
 from logstore.catalog import Catalog, Database
 from logstore.errors import CatalogBusy, NotOwner
 from logstore.ownership import BundleId, Lease

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from infra.objects.request_retries import RequestRetries
+from infra.objects.s3_responses import RequestRetries
 from logstore.errors import ServiceRefused, StoreUnavailable
 from logstore.retrying_clock import Backoff, Clock
 from tests.infra.objects.peer import Answer, Request, deleted, fault, scripted
@@ -69,7 +69,7 @@ def test_delete_with_temporary_errors_asks_again_for_those_keys_alone() -> None:
         in_turn(deleted("a", errors=temporary), deleted("b", errors={"c": "SlowDown"}), deleted("c"))
     ) as peer:
         report = store_at(peer).delete(["a", "b", "c"])
-    assert (report.deleted, dict(report.failed)) == (frozenset("abc"), {})
+    assert (report.deleted, dict(report.failed)) == (set("abc"), {})
     assert [r.bulk_keys for r in peer.requests] == [["a", "b", "c"], ["b", "c"], ["c"]]
 
 
@@ -82,7 +82,7 @@ def test_delete_with_a_temporary_error_that_stays_reports_the_key_as_failed() ->
 
     with scripted(script) as peer:
         report = store_at(peer).delete(["a", "stuck", "z"])
-    assert (report.deleted, dict(report.failed)) == (frozenset("az"), {"stuck": "InternalError: scripted"})
+    assert (report.deleted, dict(report.failed)) == (set("az"), {"stuck": "InternalError: scripted"})
     assert len(peer.requests) == NO_WAITS.backoff.attempts
 
 

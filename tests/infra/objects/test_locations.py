@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from infra.objects import S3BucketsByLocation, S3ObjectStore, create_s3_client
+from infra.objects.s3_store import S3BucketsByLocation, S3ObjectStore, create_s3_client
 from logstore.deletion.intents import CopyVerdict, DeletionIntent
 from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.errors import StoreUnavailable

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from infra.objects.multipart_uploads import PART_BYTES
-from infra.objects.s3_client import create_s3_client
-from infra.objects.s3_store import S3ObjectStore
+from infra.objects.s3_store import S3ObjectStore, create_s3_client
 from logstore.errors import AlreadyExists, OutcomeUnknown, StoreUnavailable, UploadTimedOut
 from logstore.offload.tiered_copy import UPLOAD_GRACE_S
 from tests.infra.objects.peer import Answer, Peer, Request, fault, scripted

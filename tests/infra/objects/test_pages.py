@@ -7,7 +7,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from infra.objects.s3_client import create_s3_client
+from infra.objects.s3_store import create_s3_client
 from logstore.errors import StoreUnavailable
 from tests.infra.objects.peer import Answer, scripted
 from tests.infra.objects.test_store import store_at

@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from infra.objects.request_retries import DeleteRate, RequestRetries
+from infra.objects.object_deletes import DeleteRate
+from infra.objects.s3_responses import RequestRetries
 from logstore.errors import PreconditionFailed, StoreUnavailable
 from logstore.retrying_clock import Backoff, Clock
 from logstore.stop_checks import use_stop_check

@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from infra.objects.request_retries import RequestRetries
-from infra.objects.s3_client import create_s3_client
-from infra.objects.s3_store import S3ObjectStore
+from infra.objects.s3_responses import RequestRetries
+from infra.objects.s3_store import S3ObjectStore, create_s3_client
 from logstore.errors import AlreadyExists, InvalidInput, ServiceRefused, StoreUnavailable, Unsupported
 from logstore.ports.object_storage import DeleteReport, object_keys
 from logstore.retrying_clock import Backoff, Clock
@@ -34,7 +33,7 @@ def store_at(peer: Peer, retries: RequestRetries = NO_WAITS) -> S3ObjectStore:
 
 def parting(store: S3ObjectStore) -> S3ObjectStore:
     """The same store, which sends files of more than 5 bytes in parts."""
-    return S3ObjectStore(store._client, store.bucket, retries=NO_WAITS, part_bytes=5)
+    return S3ObjectStore(store.client, store.bucket, retries=NO_WAITS, part_bytes=5)
 
 
 def in_turn(*answers: Answer) -> Callable[[Request], Answer]:

@@ -3,8 +3,7 @@
 import uuid
 from collections.abc import Mapping
 
-from infra.objects.bucket_address import BucketAddress
-from infra.objects.s3_client import create_s3_client
+from infra.objects.s3_store import BucketAddress, create_s3_client
 from infra.pulsar.offload_store import OffloadStore
 from infra.stack.embedded_stack import StackAddresses
 from logstore.pulsar.offload_objects import OffloadKey, OffloadRole

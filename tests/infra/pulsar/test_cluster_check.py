@@ -9,7 +9,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.coordination.zookeeper_session import EnsembleOptions
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from infra.pulsar.broker_admin import BrokerAdminAddress
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.cluster_check import check_cluster, read_cluster_identity

@@ -12,7 +12,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.coordination.zookeeper_session import EnsembleOptions
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.cluster_changes import LeasedClusterChanges, open_cluster_changes
 from infra.pulsar.cluster_lease import LeaseLost

@@ -22,16 +22,18 @@ from botocore.exceptions import BotoCoreError, ClientError
 from infra.stack.embedded_stack import (
     StackAddresses,
     StackOptions,
-    check_stack_health,
+    build_addresses,
+    build_services,
+    define_seaweedfs_service,
+    define_temporal_service,
+    define_zookeeper_service,
     kill_stack,
-    read_stack_addresses,
     start_stack,
     stop_stack,
 )
-from infra.stack.seaweedfs_service import define_seaweedfs_service
-from infra.stack.service_lifecycle import EmbeddedService, end_services
 from infra.stack.service_port_choice import (
     ALL_SERVICES,
+    PORT_NAMES_BY_SERVICE,
     SEAWEEDFS,
     TEMPORAL,
     ZOOKEEPER,
@@ -39,10 +41,8 @@ from infra.stack.service_port_choice import (
     RequestedPorts,
     read_last_ports,
 )
-from infra.stack.service_process import ServiceProcess
+from infra.stack.service_process import EmbeddedService, ServiceProcess, end_services
 from infra.stack.stack_home import StackHome, StoreCredentials
-from infra.stack.temporal_service import define_temporal_service
-from infra.stack.zookeeper_service import define_zookeeper_service
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.logstore.eventually import assert_eventually
 
@@ -74,6 +74,17 @@ def _pid(home: Path, service: str) -> int | None:
 
 def _pids(home: Path) -> dict[str, int | None]:
     return {service: _pid(home, service) for service in ALL_SERVICES}
+
+
+def _unhealthy(home: Path) -> list[str]:
+    """Services of the last start that do not run, or do not answer."""
+    layout = StackHome.at(home)
+    ports, credentials = read_last_ports(layout), layout.read_credentials()
+    assert ports is not None
+    assert credentials is not None
+    services = build_services(layout, ports, credentials)
+    had = [name for name in ALL_SERVICES if asdict(ports)[PORT_NAMES_BY_SERVICE[name][0]]]
+    return [name for name in had if not _pid(home, name) or services[name].probe()]
 
 
 def _ports(home: Path) -> set[int]:
@@ -109,9 +120,12 @@ def stack(home: Path) -> StackAddresses:
 @pytest.mark.external_service
 def test_up_on_an_empty_home_serves_all(home: Path, stack: StackAddresses) -> None:
     """After `start_stack` every service is healthy, the buckets exist, and later commands find the addresses."""
-    assert [(each.name, each.ok) for each in check_stack_health(home)] == [(name, True) for name in ALL_SERVICES]
+    assert _unhealthy(home) == []
     assert {bucket["Name"] for bucket in _s3(stack).list_buckets()["Buckets"]} >= set(_BUCKETS)
-    assert read_stack_addresses(home) == stack
+    ports, credentials = read_last_ports(StackHome.at(home)), StackHome.at(home).read_credentials()
+    assert ports is not None
+    assert credentials is not None
+    assert build_addresses(ports, credentials) == stack
     assert stack.secret_key not in repr(stack)
 
 
@@ -155,7 +169,7 @@ def test_object_store_killed_is_reported_and_recovers_its_objects(home: Path, st
     dying = psutil.Process(victim)
     dying.kill()
     dying.wait(10)
-    assert {each.name for each in check_stack_health(home) if not each.ok} == {SEAWEEDFS}
+    assert _unhealthy(home) == [SEAWEEDFS]
     assert start_stack(_options(home)) == stack
     assert _s3(stack).get_object(Bucket="tiered", Key="ledger-7")["Body"].read() == b"segments"
     after = _pids(home)
@@ -176,12 +190,12 @@ def test_two_stacks_side_by_side_stay_apart(home: Path, stack: StackAddresses, s
     processes = [psutil.Process(pid) for pid in _pids(scratch).values()]
     assert stop_stack(scratch) == list(ALL_SERVICES)
     assert not any(process.is_running() for process in processes)
-    assert [each.ok for each in check_stack_health(scratch)] == [False, False, False]
+    assert _unhealthy(scratch) == list(ALL_SERVICES)
     left = {path.stem.rpartition("-")[2] for path in Path("/tmp").glob("seaweedfs-*.sock")}  # noqa: S108 - fixed by it
     assert not left & {str(port) for port in _ports(scratch)}
     assert stop_stack(scratch) == []
     assert _pids(home) == before
-    assert all(each.ok for each in check_stack_health(home))
+    assert _unhealthy(home) == []
 
 
 @pytest.mark.external_service
@@ -246,7 +260,7 @@ def test_up_that_fails_stops_what_it_started(scratch: Path, monkeypatch: pytest.
 @pytest.mark.external_service
 def test_service_that_dies_while_starting_is_quoted(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error carries the server's own last words and where to read more."""
-    monkeypatch.setattr("infra.stack.zookeeper_service._CONFIG", "nonsense={port}{address}\n")
+    monkeypatch.setattr("infra.stack.embedded_stack._CONFIG", "nonsense={port}{address}\n")
     with pytest.raises(
         ServiceFailed, match=r"zookeeper: it ended while starting \(.*Exception.*; see .*zookeeper\.log"
     ):
@@ -256,21 +270,21 @@ def test_service_that_dies_while_starting_is_quoted(scratch: Path, monkeypatch: 
 @pytest.mark.external_service
 def test_service_that_hangs_is_started_again(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that runs but does not answer is replaced: alive is not healthy."""
-    monkeypatch.setattr("infra.stack.service_lifecycle._UNHEALTHY_GRACE_S", 0.5)
-    monkeypatch.setattr("infra.stack.service_lifecycle.PROBE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("infra.stack.service_process._UNHEALTHY_GRACE_S", 0.5)
+    monkeypatch.setattr("infra.stack.service_process.PROBE_TIMEOUT_S", 0.5)
     options = replace(_options(scratch), services=(TEMPORAL, ZOOKEEPER))
     stack = start_stack(options)
     hung = ServiceProcess(ZOOKEEPER, StackHome.at(scratch)).find_process()
     assert hung is not None
     hung.suspend()
-    assert_eventually(lambda: [each.name for each in check_stack_health(scratch) if not each.ok] == [ZOOKEEPER])
+    assert_eventually(lambda: _unhealthy(scratch) == [ZOOKEEPER])
     # As if long past its start: a server within its start time-out is waited for.
     later = SimpleNamespace(time=lambda: hung.create_time() + 3600, monotonic=time.monotonic)
-    monkeypatch.setattr("infra.stack.service_lifecycle.time", later)
+    monkeypatch.setattr("infra.stack.service_process.time", later)
     monkeypatch.setattr("infra.stack.embedded_stack.define_zookeeper_service", _impatient)
     assert start_stack(options) == stack
     assert not hung.is_running()
-    assert all(each.ok for each in check_stack_health(scratch))
+    assert _unhealthy(scratch) == []
 
 
 @pytest.mark.external_service
@@ -282,7 +296,7 @@ def test_up_in_a_home_with_an_odd_long_path_serves_all(scratch: Path, monkeypatc
     odd = scratch / "ho me é" / ("x" * 90)
     try:
         start_stack(replace(_options(odd), temporal_in_memory=False))
-        assert all(each.ok for each in check_stack_health(odd))
+        assert _unhealthy(odd) == []
     finally:
         kill_stack(odd)
 
@@ -317,14 +331,11 @@ def test_program_missing_is_named_with_its_package(scratch: Path, monkeypatch: p
         start_stack(replace(_options(scratch), services=(SEAWEEDFS,)))
 
 
-def test_home_never_started_says_so(tmp_path: Path) -> None:
-    """Status, addresses and down of a home that never ran are answers, not accidents."""
+def test_down_of_a_home_never_started_does_nothing(tmp_path: Path) -> None:
+    """Down of a home that never ran is an answer, not an accident."""
     home = tmp_path / "home"
-    assert [(each.ok, "never started" in each.detail) for each in check_stack_health(home)] == [(False, True)] * 3
     assert stop_stack(home) == []
     assert not home.exists()
-    with pytest.raises(ServiceFailed, match="was never started; run `sexton up` first"):
-        read_stack_addresses(home)
 
 
 def test_service_unknown_is_refused(tmp_path: Path) -> None:

@@ -8,8 +8,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import WorkerRecord, find_crashed_worker_ids, keep_worker_record, read_live_workers
+from infra.stack.stack_home import (
+    StackHome,
+    WorkerRecord,
+    find_crashed_worker_ids,
+    keep_worker_record,
+    read_live_workers,
+)
 
 _URL = "http://127.0.0.1:9464/metrics"
 
@@ -48,7 +53,7 @@ def test_worker_that_was_killed_is_not_shown_and_its_record_goes(
         with keep_worker_record(home, again, metrics_url=_URL):
             assert [one.worker_id for one in read_live_workers(home)] == [again]
             assert find_crashed_worker_ids(home) == {"gone", "reused"}
-    monkeypatch.setattr("infra.stack.worker_records._POLLER_RETENTION_S", 0.0)
+    monkeypatch.setattr("infra.stack.stack_home._POLLER_RETENTION_S", 0.0)
     with keep_worker_record(home, "y", metrics_url=_URL):
         assert len(list(home.workers.glob("*.json"))) == 1
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import structlog
 from opentelemetry import trace
+from structlog.contextvars import bound_contextvars
 
-from infra.telemetry.log_stream import bind_log_fields, configure_log_stream
+from infra.telemetry.log_stream import configure_log_stream
 from infra.telemetry.tracing import create_tracer_provider
 
 
@@ -54,10 +55,10 @@ def test_a_line_of_the_standard_library_is_json_too(stream: io.StringIO) -> None
 
 def test_bound_fields_are_on_every_line_until_the_block_ends(stream: io.StringIO) -> None:
     """Both kinds of logger carry the workflow's ids; after the block neither does."""
-    with bind_log_fields(workflow_id="delete-ledger/7/1", run_id="r", activity="ledger.delete_one"):
+    with bound_contextvars(workflow_id="delete-ledger/7/1", run_id="r", activity="ledger.delete_one"):
         structlog.get_logger().info("one")
         logging.getLogger("botocore").warning("two")
-        with bind_log_fields(activity="other"):
+        with bound_contextvars(activity="other"):
             structlog.get_logger().info("three")
         structlog.get_logger().info("four")
     structlog.get_logger().info("five")

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.telemetry import span_files
-from infra.telemetry.span_files import prune_span_files, prune_span_files_if_due
+from infra.telemetry import tracing
 from infra.telemetry.span_reader import SpanReader
-from infra.telemetry.tracing import create_tracer_provider
+from infra.telemetry.tracing import create_tracer_provider, prune_span_files, prune_span_files_if_due
 
 _DAY = 86_400
 
@@ -77,7 +76,7 @@ def test_prune_removes_the_oldest_until_the_rest_is_small_enough(tmp_path: Path,
 
 def test_prune_bounds_the_number_of_files(tmp_path: Path, dead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command leaves one, however small."""
-    monkeypatch.setattr(span_files, "_MAX_FILES", 3)
+    monkeypatch.setattr(tracing, "_MAX_FILES", 3)
     for number in range(6):
         put(tmp_path, f"sexton-{dead}.{number}.jsonl", days=6 - number)
     prune_span_files(tmp_path, older_than_s=7 * _DAY, max_bytes=10**9)
@@ -90,10 +89,10 @@ def test_two_that_prune_at_once_remove_no_more_than_one(
     """Each has listed everything before the first file goes; each removes what the other would."""
     for number in range(40):
         put(tmp_path, f"sexton-{dead}.{number}.jsonl", days=6 - number / 10, size=10)
-    listed, real = threading.Barrier(2), span_files._list_span_files
+    listed, real = threading.Barrier(2), tracing._list_span_files
     removed: list[int] = []
 
-    def both(folder: Path) -> list[span_files._SpanFile]:
+    def both(folder: Path) -> list[tracing._SpanFile]:
         found = list(real(folder))
         listed.wait(30)
         return found
@@ -101,7 +100,7 @@ def test_two_that_prune_at_once_remove_no_more_than_one(
     def work() -> None:
         removed.append(prune_span_files(tmp_path, older_than_s=7 * _DAY, max_bytes=200))
 
-    monkeypatch.setattr(span_files, "_list_span_files", both)
+    monkeypatch.setattr(tracing, "_list_span_files", both)
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -129,7 +128,7 @@ def test_a_long_lived_process_rolls_its_file_and_no_span_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it put aside may be pruned while it lives; readers find both."""
-    monkeypatch.setattr(span_files, "MAX_SPAN_FILE_BYTES", 1_000)
+    monkeypatch.setattr(tracing, "MAX_SPAN_FILE_BYTES", 1_000)
     made = create_tracer_provider("sexton-test", traces_dir=tmp_path)
     tracer = made.get_tracer("test")
     with tracer.start_as_current_span("outer") as outer:

@@ -23,9 +23,8 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
-from infra.telemetry import s3_spans, sql_spans
-from infra.telemetry.span_files import SpanFileExporter
-from infra.telemetry.tracing import Provider, create_tracer_provider
+from infra.telemetry import client_spans
+from infra.telemetry.tracing import Provider, SpanFileExporter, create_tracer_provider
 from logstore.errors import AlreadyExists, StoreUnavailable
 from tests.infra.objects.peer import Answer, deleted, fault, listing, scripted
 from tests.infra.objects.test_store import OK, found, in_turn, store_at
@@ -49,10 +48,10 @@ def spans(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[InMem
     """What S3 clients and SQL engines report, at once."""
     exporter = InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(s3_spans, "_tracer", provider.get_tracer("test"))
-    monkeypatch.setattr(sql_spans, "_tracer", provider.get_tracer("test"))
+    monkeypatch.setattr(client_spans, "_s3_tracer", provider.get_tracer("test"))
+    monkeypatch.setattr(client_spans, "_sql_tracer", provider.get_tracer("test"))
     with trace_sql_statements():
-        sql_spans.trace_all_sql_statements()
+        client_spans.trace_all_sql_statements()
         yield exporter
 
 
@@ -202,7 +201,7 @@ import sys
 from pathlib import Path
 from opentelemetry import trace
 from sqlalchemy import create_engine, text
-from infra.objects import S3ObjectStore, create_s3_client
+from infra.objects.s3_store import S3ObjectStore, create_s3_client
 store = S3ObjectStore(create_s3_client({peer.endpoint!r}, "us-east-1", "access", "very-secret"), "bucket")
 assert "temporalio" not in sys.modules and "opentelemetry.sdk.trace" not in sys.modules
 from infra.telemetry.tracing import start_tracing

@@ -8,8 +8,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from infra.telemetry import zookeeper_spans
-from infra.telemetry.zookeeper_spans import trace_zookeeper_call_within_trace
+from infra.telemetry import client_spans
+from infra.telemetry.client_spans import trace_zookeeper_call_within_trace
 from logstore.errors import StoreUnavailable
 
 
@@ -17,7 +17,7 @@ from logstore.errors import StoreUnavailable
 def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[TracerProvider]:
     """One of the test's own."""
     made = TracerProvider()
-    monkeypatch.setattr(zookeeper_spans, "_tracer", made.get_tracer("test"))
+    monkeypatch.setattr(client_spans, "_zookeeper_tracer", made.get_tracer("test"))
     yield made
     made.shutdown()
 

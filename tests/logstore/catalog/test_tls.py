@@ -11,7 +11,7 @@ from sqlalchemy import URL, make_url, text
 
 from logstore.catalog import Database
 from logstore.catalog.engine.arrow_bulk import open_arrow_reader
-from logstore.catalog.engine.database_errors import describe_lost_server
+from logstore.catalog.engine.database_connections import describe_lost_server
 from logstore.catalog.reconciliation import bulk_queries
 from logstore.errors import StoreUnavailable
 from tests.migrated_catalogs import migrate_or_copy_catalog

@@ -16,8 +16,11 @@ from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.errors import CatalogMismatch, CatalogOutdated, StoreUnavailable, UploadUnproven
 from logstore.failpoints import SimulatedCrash
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, MarkerState, NamedBucket, marker_content
-from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
-from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S, MarkerCheckedBucket, MarkerChecker
+from logstore.identity.services.marker_checked_buckets import (
+    MAX_UNANSWERED_S,
+    LostCatalogIdentity,
+    MarkerCheckedBucket,
+)
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.offload.tiered_copy import index_key
@@ -50,7 +53,7 @@ def bucket() -> FakeObjectStore:
 
 def own(catalog: FakeCatalog, bucket: FakeObjectStore, named: NamedBucket = LOGS) -> MarkerCheckedBucket:
     """The bucket as a process of its own uses it."""
-    return MarkerChecker(catalog.identities).get_checked_bucket(named, lambda: bucket)
+    return MarkerCheckedBucket(catalog.identities, named, lambda: bucket)
 
 
 def ledger(catalog: FakeCatalog, *stores: FakeObjectStore, created_us: int | None = None) -> LedgerId:
@@ -198,8 +201,9 @@ class _Catalog:
             raise self.refuses
 
     def own(self, catalog: FakeCatalog, bucket: FakeObjectStore) -> MarkerCheckedBucket:
-        stores = MarkerChecker(catalog.identities)
-        return stores.get_checked_bucket(LOGS, lambda: bucket, self.still_current, now_s=lambda: self.now_s)
+        return MarkerCheckedBucket(
+            catalog.identities, LOGS, lambda: bucket, self.still_current, now_s=lambda: self.now_s
+        )
 
 
 @pytest.mark.parametrize("remove", [lambda store: store.delete(["k"]), lambda store: store.abort_uploads("k")])
@@ -306,7 +310,7 @@ def test_parallel_uploads_after_an_idle_minute_share_one_question(
             assert_eventually(lambda: len(clock_reads) == uploads and min(clock_reads.values()) > 1, within_s=60)
         asked.still_current()
 
-    store = MarkerChecker(catalog.identities).get_checked_bucket(LOGS, lambda: bucket, ask_behind_all, now_s=read_clock)
+    store = MarkerCheckedBucket(catalog.identities, LOGS, lambda: bucket, ask_behind_all, now_s=read_clock)
     store.require_ownership_once()
     clock_reads.clear()
     asked.now_s += MAX_UNANSWERED_S + 1
@@ -332,8 +336,8 @@ def _upload_error(store: MarkerCheckedBucket, key: str) -> Exception | None:
 def test_answer_that_came_late_counts_from_its_question(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """A rebuild may have put its manifest right behind the question."""
     asked = _Catalog()
-    slow = MarkerChecker(catalog.identities).get_checked_bucket(
-        LOGS, lambda: bucket, lambda: _pass_and_ask(asked, 29), now_s=lambda: asked.now_s
+    slow = MarkerCheckedBucket(
+        catalog.identities, LOGS, lambda: bucket, lambda: _pass_and_ask(asked, 29), now_s=lambda: asked.now_s
     )
     slow.require_ownership_once()
     asked.refuses = CatalogOutdated("another")
@@ -627,10 +631,10 @@ def test_confirm_reads_the_marker_again(catalog: FakeCatalog, bucket: FakeObject
 
 def test_look_tells_and_changes_nothing(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """For `status` and `doctor`."""
-    stores = MarkerChecker(catalog.identities)
-    assert stores.require_ours_or_unmarked(LOGS, bucket) is MarkerState.UNMARKED
+    store = MarkerCheckedBucket(catalog.identities, LOGS, lambda: bucket)
+    assert store.require_ours_or_unmarked() is MarkerState.UNMARKED
     assert (marker(bucket), catalog.identities.list_marked_buckets()) == (None, frozenset())
-    stores.require_or_mark(LOGS, bucket)
-    assert stores.require_ours_or_unmarked(LOGS, bucket) is MarkerState.OURS
+    store.require_ownership_once()
+    assert store.require_ours_or_unmarked() is MarkerState.OURS
     with pytest.raises(CatalogMismatch):
-        stores.require_ours_or_unmarked(LOGS, FakeObjectStore())
+        MarkerCheckedBucket(catalog.identities, LOGS, FakeObjectStore).require_ours_or_unmarked()

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.ownership import BundleAcquisition, BundleId, BundleOwnerNode, ReownAttempts, ReownDecision, decide_reown
+from logstore.ownership import BundleId, BundleOwnerNode, ReownAttempts, ReownDecision, decide_reown
 
 _NOW, _OLD, _FOREIGN = 0x1000_0001, 0x1000_0000, 0x2000_0007
-_ACQUIRED = [None, BundleAcquisition(session=_OLD), BundleAcquisition(session=_NOW)]
+_ACQUIRED = [None, _OLD, _NOW]
 
 
 def _node(worker_id: str, session: int) -> BundleOwnerNode:
@@ -26,10 +26,10 @@ def _node(worker_id: str, session: int) -> BundleOwnerNode:
     ],
 )
 def test_reown_node_not_of_this_session_is_told_alike_whatever_is_remembered(
-    node: BundleOwnerNode | None, verdict: ReownDecision, acquired: BundleAcquisition | None
+    node: BundleOwnerNode | None, verdict: ReownDecision, acquired: int | None
 ) -> None:
     """Absent, ours and about to vanish, foreign: no case hangs on a flag (apache/pulsar#10351, #17664)."""
-    assert decide_reown(node, session=_NOW, worker_id="us", acquired=acquired) is verdict
+    assert decide_reown(node, session=_NOW, worker_id="us", acquiring_session=acquired) is verdict
 
 
 @pytest.mark.parametrize(
@@ -37,24 +37,22 @@ def test_reown_node_not_of_this_session_is_told_alike_whatever_is_remembered(
     list(zip(_ACQUIRED, [ReownDecision.CREATE, ReownDecision.CREATE, ReownDecision.KEEP], strict=True)),
 )
 def test_reown_node_of_this_session_is_kept_under_a_claim_of_it_alone(
-    acquired: BundleAcquisition | None, verdict: ReownDecision
+    acquired: int | None, verdict: ReownDecision
 ) -> None:
     """The third case (apache/pulsar#10351); where only the create is known to have landed, the fence is raised too."""
-    assert decide_reown(_node("us", _NOW), session=_NOW, worker_id="us", acquired=acquired) is verdict
+    assert decide_reown(_node("us", _NOW), session=_NOW, worker_id="us", acquiring_session=acquired) is verdict
 
 
 _SESSIONS = st.sampled_from([0, _OLD, _NOW, _FOREIGN])
 _NODES = st.none() | st.builds(_node, st.sampled_from(["us", "them", "others"]), _SESSIONS)
-_HELD = st.none() | st.builds(BundleAcquisition, session=_SESSIONS)
+_HELD = st.none() | _SESSIONS
 
 
 @given(_NODES, _HELD, _HELD)
-def test_reown_no_bundle_is_kept_by_two(
-    node: BundleOwnerNode | None, ours: BundleAcquisition | None, theirs: BundleAcquisition | None
-) -> None:
+def test_reown_no_bundle_is_kept_by_two(node: BundleOwnerNode | None, ours: int | None, theirs: int | None) -> None:
     """A worker that comes back to a bundle of another's unloads it, whatever both remember (apache/pulsar#23011)."""
-    us = decide_reown(node, session=_NOW, worker_id="us", acquired=ours)
-    them = decide_reown(node, session=_FOREIGN, worker_id="them", acquired=theirs)
+    us = decide_reown(node, session=_NOW, worker_id="us", acquiring_session=ours)
+    them = decide_reown(node, session=_FOREIGN, worker_id="them", acquiring_session=theirs)
     assert [us, them].count(ReownDecision.KEEP) <= 1
     if them is ReownDecision.KEEP:
         assert us in (ReownDecision.UNLOAD, ReownDecision.WAIT)
@@ -66,7 +64,7 @@ def test_reown_ends_whatever_zookeeper_shows(seen: list[BundleOwnerNode | None],
     attempts = ReownAttempts(session=_NOW, creates=creates, waits=waits)
     spent = []
     for node in seen:
-        verdict = decide_reown(node, session=_NOW, worker_id="us", acquired=None)
+        verdict = decide_reown(node, session=_NOW, worker_id="us", acquiring_session=None)
         spent.append(attempts.spend_attempt(BundleId(0), verdict))
         assert spent[-1] in (verdict, ReownDecision.UNLOAD)
     assert spent.count(ReownDecision.CREATE) <= creates

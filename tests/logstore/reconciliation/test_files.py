@@ -9,8 +9,8 @@ import pytest
 
 from logstore.errors import CorruptData
 from logstore.failpoints import SimulatedCrash
-from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles, findings_to_table
-from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
+from logstore.reconciliation.finding_files import FateFiles, FindingFiles, findings_to_table
+from logstore.reconciliation.findings import FateOfFinding, Finding, FindingFate, FindingKind
 
 _ONE = [
     FateOfFinding(number=3, fate=FindingFate.DELETED, objects=2, size_bytes=9),

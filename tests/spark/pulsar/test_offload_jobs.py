@@ -8,7 +8,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.coordination.zookeeper_session import EnsembleOptions
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from infra.pulsar.cluster_access import PulsarCluster
 from infra.pulsar.offload_store import OffloadStore, open_offload_store
 from infra.pulsar.offload_verification import is_about_offload, open_offload_verifier

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import pytest
 
-from infra.objects.s3_client import read_store_clock_s
+from infra.objects.s3_store import read_store_clock_s
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     ROWS_BEFORE,
     BulkJob,

@@ -13,7 +13,7 @@ import pytest
 
 from activities.reconciliation.apply_preview import ApplyPreviewResult
 from activities.reconciliation.inputs_and_results import ApplyPageInput, BeginApplyInput, PlanStepInput
-from infra.objects.s3_client import read_store_clock_s
+from infra.objects.s3_store import read_store_clock_s
 from infra.stack.embedded_stack import StackAddresses
 from logstore.deletion.intents import Outcome
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
@@ -36,7 +36,7 @@ from tests.servers import create_store_settings
 from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import planner
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.activities import WorkerActivities, create_activities, create_apply_preview
+from workers.assembly.activities import WorkerActivities, create_apply_preview
 from workers.assembly.log_store_from_settings import open_log_store
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(1_200)]
@@ -167,7 +167,7 @@ class _Apply:
 
     def __init__(self, store: Damaged, findings: Sequence[Finding], before_us: int) -> None:
         self.store, self.log, self.before_us = store, store.log, before_us
-        self.activities: WorkerActivities = create_activities(store.log, UnownedTopics())
+        self.activities: WorkerActivities = WorkerActivities(store.log, UnownedTopics())
         publication = PublishedOutputs(Path(store.settings.bulk_dir))
         attempt = publication.create_attempt_folder(_RUN, VerifyFindingsJob.name)
         pq.write_table(findings_to_table(findings), attempt / "part-0.parquet", row_group_size=_FINDINGS_PER_PAGE)

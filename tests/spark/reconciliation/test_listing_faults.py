@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from logstore.errors import ServiceRefused, SextonError, StoreUnavailable, Unsupported
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.ports.object_storage import ObjectInfo

@@ -1,7 +1,8 @@
 """One row of each table of the catalog is lost: an apply without a limit takes no object of a ledger in use."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -15,7 +16,7 @@ from activities.reconciliation.inputs_and_results import (
     BulkJobInput,
     PlanStepInput,
 )
-from infra.objects.s3_client import read_store_clock_s
+from infra.objects.s3_store import read_store_clock_s
 from infra.stack.embedded_stack import StackAddresses
 from logstore.catalog import tables as t
 from logstore.errors import CorruptData, PreconditionFailed
@@ -39,7 +40,7 @@ from tests.activities.activity_world import run
 from tests.fakes.owners import UnownedTopics
 from tests.servers import create_store_settings
 from tests.spark.reconciliation.damage import Damaged, file_intent
-from workers.assembly.activities import create_activities
+from workers.assembly.activities import WorkerActivities
 from workers.assembly.log_store_from_settings import executor_catalog_and_bucket_addresses, open_log_store
 
 pytestmark = pytest.mark.external_service
@@ -60,6 +61,7 @@ _LOST: Final[Mapping[str, str]] = {
     "delayed_bucket": _OF_TOPIC,
     "delayed_index": _OF_TOPIC,
     "deleted_znode": _ANY,
+    "finding_fate": _ANY,
     "ledger": "ledger_id = {first}",
     "ledger_copy": "ledger_id = {first} AND kind = 'LEDGER'",
     "ledger_list": _OF_TOPIC + " AND component = 'MANAGED_LEDGER'",
@@ -151,8 +153,9 @@ def _plan_and_apply(store: Damaged, session: WarmSession, home: Path) -> tuple[P
         PublishedOutputs(home / "bulk"),
         lambda: catalog_job_mains(executor_catalog_and_bucket_addresses(store.settings)),
     )
-    later = replace(store.log, bulk=jobs, store_now_us=lambda: int((read_store_clock_s(store.bucket) + 5) * 1e6))
-    activities = create_activities(later, UnownedTopics())
+    later = copy(store.log)
+    later.bulk, later.store_now_us = jobs, lambda: int((read_store_clock_s(store.bucket) + 5) * 1e6)
+    activities = WorkerActivities(later, UnownedTopics())
     planning, applying = activities.planning, activities.applying
     begin = BeginPlanInput(run_id=_RUN, actor="tests", older_than_s=0, unsafe_age=True)
     run(planning.begin_plan_and_remove_old_runs, begin, workflow_id=_RUN)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from logstore.reconciliation.bulk_job_inputs_and_results import (
     BulkJobSummary,
     CompareStorageWithCatalogJob,

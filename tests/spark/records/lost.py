@@ -20,8 +20,7 @@ from logstore.catalog.records.outbox import RecordOutbox
 from logstore.catalog.records.rebuild_loading import RebuildDatabase
 from logstore.catalog.records.recorded_tables import LOADED_TABLES
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, marker_content
-from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
-from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket
+from logstore.identity.services.marker_checked_buckets import LostCatalogIdentity, MarkerCheckedBucket
 from logstore.ports.catalog.records import RebuiltCatalogStart
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.manifest import IdCeilings, Manifest

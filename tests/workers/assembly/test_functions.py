@@ -4,7 +4,7 @@ import pytest
 
 from logstore.errors import InvalidInput
 from tests import ending_functions
-from workers.assembly.record_log_services import ImportedRecordFunctions
+from workers.assembly.log_store import ImportedRecordFunctions
 
 
 def test_functions_are_known_by_their_names() -> None:

@@ -35,8 +35,7 @@ from workers.catalog_match import mark_or_refuse_primary_and_tiered
 from workers.client import workflow_search
 from workers.client.temporal_connection import connect_client
 from workers.operations.embedded_stack import prepare_catalog_and_namespace
-from workers.operations.record_log_status import check_flushes_as_row
-from workers.operations.service_checks import check_installation, check_services
+from workers.operations.service_checks import check_flushes_as_row, check_installation, check_services
 from workers.settings import Settings
 
 __all__ = ["postgres"]

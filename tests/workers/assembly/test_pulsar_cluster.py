@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.coordination.zookeeper_errors import PemFiles
-from infra.objects.bucket_address import BucketAddress
+from infra.objects.s3_store import BucketAddress
 from infra.pulsar.broker_admin import BrokerAdminAddress
 from infra.pulsar.cluster_access import PulsarCluster
 from logstore.errors import InvalidInput
+from logstore.setting_files import PemFiles
 from tests.tls_servers import TlsCertificateAuthority
 from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings
 from workers.settings import Settings

@@ -12,7 +12,7 @@ from activities.reconciliation.finding_fates import page_fate_files
 from logstore.ports.catalog.deletion import Claim
 from logstore.ports.catalog.reconciliation import RunKind
 from logstore.pulsar.plan_jobs import NO_OFFLOAD_BUCKET
-from logstore.reconciliation.finding_files import FateOfFinding, FindingFiles, findings_to_table
+from logstore.reconciliation.finding_files import FindingFiles, findings_to_table
 from logstore.reconciliation.findings import (
     CLUSTER_KINDS,
     LEFT,
@@ -20,6 +20,7 @@ from logstore.reconciliation.findings import (
     RESULT,
     STOPPED,
     ApplyCounts,
+    FateOfFinding,
     Finding,
     PlanOrScrubResult,
     apply_run_id,

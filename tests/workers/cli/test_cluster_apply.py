@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from logstore.field_bounds import MAX_LEDGER_IDS
 from logstore.ports.catalog.deletion import Claim
 from logstore.ports.catalog.reconciliation import JournaledLedger, JournaledRemoval, RunKind
 from logstore.pulsar.znode_names import format_ledger_path
-from logstore.reconciliation.finding_files import FateOfFinding
-from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate
+from logstore.reconciliation.findings import ApplyCounts, FateOfFinding, Finding, FindingFate
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.pulsar import wire
 from tests.workers.cli.cluster_plans import CATALOG_ID, INCOMPLETE_REASON, RUN_ID, PlannedCluster
@@ -22,7 +22,6 @@ from tests.workflows.pulsar.cluster_plans import (
     orphan_managed_ledger,
     orphan_offload,
 )
-from workflows.input_bounds import MAX_LEDGER_IDS
 from workflows.pulsar.job_definitions import ApplyPulsarResult, UndoPulsarResult
 
 _CERTIFICATE = f"cluster-certificates/apply-{RUN_ID}/0000000002-{'0' * 64}.jsonl"

@@ -15,7 +15,8 @@ from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import CopyKind
 from logstore.log.segment_metadata import sha256_hex
 from logstore.ownership import BundleId, bundle_name, bundle_of_topic
-from logstore.ports.catalog.deletion import AuditCause
+from logstore.ports.catalog.deletion import AuditCause, Claim
+from logstore.ports.catalog.reconciliation import RunKind, SingleObjectAnswers
 from logstore.positions import LedgerId
 from logstore.validated_names import TopicName
 from tests.activities.activity_world import (
@@ -327,9 +328,11 @@ def test_explain_for_people_fits_a_narrow_terminal(run: Run, world: World) -> No
 def test_audit_list_of_a_topic_names_the_segments_that_were_passed_over(run: Run, world: World) -> None:
     """Their objects go next, and this row is what is left of them."""
     (kept,) = world.fill(1)
-    world.catalog.reconciliation.pass_over_segments(
-        {0: (kept, 9)}, cause=AuditCause(actor="ann", reason="a test", workflow_id="w")
-    )
+    claim = Claim(workflow_id="w", run_id="r", ttl_s=60)
+    cause = AuditCause(actor="ann", reason="a test", workflow_id="w")
+    world.catalog.reconciliation.open_run("apply-plan-1", RunKind.APPLY, claim=claim, summary={})
+    answers = SingleObjectAnswers(segments={0: (kept, 9)}, uploads=frozenset(), kept={})
+    world.catalog.reconciliation.decide_single_objects("apply-plan-1", 0, answers, cause=cause)
     (row,) = document(run("audit", "list", "--topic", TOPIC_NAME, "--json"))
     assert (row["act"], row["topic"], row["detail"]["keys"]) == (
         "pass-over-segments",

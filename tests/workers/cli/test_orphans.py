@@ -16,10 +16,11 @@ from logstore.errors import PreconditionFailed
 from logstore.ports.catalog.deletion import Claim
 from logstore.ports.catalog.reconciliation import RunKind
 from logstore.positions import LedgerId
-from logstore.reconciliation.finding_files import FateFiles, FateOfFinding, FindingFiles, findings_to_table
+from logstore.reconciliation.finding_files import FateFiles, FindingFiles, findings_to_table
 from logstore.reconciliation.findings import (
     STORE_KINDS,
     ApplyCounts,
+    FateOfFinding,
     Finding,
     FindingFate,
     FindingKind,
@@ -86,13 +87,19 @@ class Asked:
         self.runs.open_run(RUN, RunKind.PLAN, claim=CLAIM, summary=BEGUN)
         self.runs.close_run(RUN, {**BEGUN, "result": asdict(self.plan)})
 
-    def applied(self) -> None:
-        """Let the plan be applied."""
+    def applied(self, *, is_of_earlier_build: bool = False) -> None:
+        """Let the plan be applied. An earlier build stored fates in files."""
         run_id = f"apply-{RUN}"
-        self.runs.open_run(run_id, RunKind.APPLY, claim=CLAIM, summary={**BEGUN, "folder": str(self.folder / RUN)})
-        fates = FateFiles(self.folder / RUN / "fates")
-        fates.write_page(0, [FateOfFinding(number=0, fate=FindingFate.DELETED, objects=3, size_bytes=300)])
-        fates.write_page(1, [FateOfFinding(number=2, fate=FindingFate.KEPT, reason="a workflow works on it")])
+        deleted = FateOfFinding(number=0, fate=FindingFate.DELETED, objects=3, size_bytes=300)
+        kept = FateOfFinding(number=2, fate=FindingFate.KEPT, reason="a workflow works on it")
+        summary: dict[str, object] = {**BEGUN}
+        if is_of_earlier_build:
+            summary["folder"] = str(self.folder / RUN)
+            for page, fate in enumerate((deleted, kept)):
+                FateFiles(self.folder / RUN / "fates").write_page(page, [fate])
+        else:
+            self.runs.fates = {(run_id, 0): {0: deleted}, (run_id, 1): {2: kept}}
+        self.runs.open_run(run_id, RunKind.APPLY, claim=CLAIM, summary=summary)
 
     async def plan_orphans(self, **asked: Any) -> Any:
         """Remember the call."""
@@ -295,7 +302,7 @@ def test_apply_tried_out_that_would_be_refused_is_counted_all_the_same(run: Run,
 def test_apply_tried_out_of_a_plan_that_was_applied_says_so(run: Run, asked: Asked) -> None:
     """Nothing more would go, so that no guard refuses it."""
     asked.applied()
-    asked.runs.close_run(f"apply-{RUN}", {"result": asdict(asked.done), "folder": str(asked.folder / RUN)})
+    asked.runs.close_run(f"apply-{RUN}", {"result": asdict(asked.done)})
     told = run("orphans", "apply", RUN, "--dry-run", "--max-orphan-share", "0", "--json")
     assert set(document(told)["applied"].values()) == {0}
     assert "this plan was applied by 2025-06-15T15:06:40Z" in told.stderr
@@ -305,7 +312,7 @@ def test_apply_of_a_plan_that_was_applied_says_that_nothing_is_done_now(run: Run
     """What stands again since is another plan's finding."""
     assert document(run("orphans", "apply", RUN, "--json"))["already_applied"] is False
     asked.applied()
-    asked.runs.close_run(f"apply-{RUN}", {"result": asdict(asked.done), "folder": str(asked.folder / RUN)})
+    asked.runs.close_run(f"apply-{RUN}", {"result": asdict(asked.done)})
     told = run("orphans", "apply", RUN, "--json")
     assert document(told)["already_applied"] is True
     assert "this plan was applied by 2025-06-15T15:06:40Z: nothing is done now" in told.stderr
@@ -403,9 +410,12 @@ def test_page_shows_characters_that_cannot_be_seen_and_counts_no_lost_bytes(
     assert f"What the plan {RUN} found" in seen.text
 
 
-def test_report_of_an_applied_plan_says_what_became_of_each(run: Run, asked: Asked) -> None:
+@pytest.mark.parametrize("is_of_earlier_build", [False, True])
+def test_report_of_an_applied_plan_says_what_became_of_each(
+    run: Run, asked: Asked, *, is_of_earlier_build: bool
+) -> None:
     """Deleted, kept or failed, with the reason."""
-    asked.applied()
+    asked.applied(is_of_earlier_build=is_of_earlier_build)
     rows = document(run("orphans", "report", RUN, "--json"))
     assert [(row["fate"], row["reason"]) for row in rows] == [
         ("deleted", ""),

@@ -12,15 +12,14 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
+from infra.coordination.bundle_holdings import TakeoverTimes
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions
-from infra.coordination.bundle_takeover_rules import TakeoverTimes
 from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, WorkerOwnershipNodes
 from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
 from logstore.catalog import Catalog, Database
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
 from logstore.ownership import BundleId, BundleOwnerNode, Lease, WorkerLoad, bundle_name, bundle_of_topic
-from logstore.ports.bundle_owners import Fence
 from logstore.validated_names import TopicName
 from tests.infra.coordination.conftest import ensemble, looker, zookeeper
 from tests.logstore.eventually import assert_eventually
@@ -298,15 +297,15 @@ def test_unload_does_not_take_a_node_without_a_new_fence_for_an_owner() -> None:
     fences = iter([3, 3, 3, 4, 4])
     catalog = SimpleNamespace(
         count_bundles=lambda: _N,
-        get_fence=lambda bundle: Fence(bundle=bundle, counter=next(fences), worker_id="a", raised_us=0),
+        get_newest_lease=lambda bundle: Lease(bundle=bundle, fence=next(fences), worker_id="a"),
     )
     directory = SimpleNamespace(read_owner_nodes=lambda _: {BundleId(1): node})
     unloading = BundleUnloader(catalog, SimpleNamespace(), directory)  # type: ignore[arg-type]
     owned = unloading.find_owner(BundleId(1))
-    assert (owned.fence, owned.worker_id) == (3, "a")
+    assert (owned.fence, owned.node.worker_id) == (3, "a")
     taken = unloading.wait_until_acquired(owned, within_s=30)
     assert taken is not None
-    assert taken.counter == 4
+    assert taken.fence == 4
 
 
 def test_wrong_address_is_one_line_on_stderr_beside_its_trace(catalog: Catalog, tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from temporalio.client import WorkflowExecutionStatus
 from logstore.catalog import Database
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, ServiceFailed
+from logstore.field_bounds import MAX_LEDGER_IDS
 from logstore.ports.catalog.log import Topic, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.migrated_catalogs import migrate_or_copy_catalog
 from workers.client import Sexton
 from workers.client.temporal_connection import connect_client
 from workers.settings import Settings
-from workflows.input_bounds import MAX_LEDGER_IDS
 
 _NOBODY: Any = SimpleNamespace(start_workflow=None)
 _TOPIC = Topic(

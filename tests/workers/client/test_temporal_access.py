@@ -16,7 +16,7 @@ from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from infra.stack.embedded_stack import StackAddresses
-from infra.stack.service_lifecycle import find_program
+from infra.stack.service_process import find_program
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.tls_servers import HOST, SERVER_NAME, TemporalTlsProxy, TlsCertificateAuthority
 from tests.workflows.workflow_harness import assert_eventually

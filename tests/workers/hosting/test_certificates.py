@@ -10,12 +10,13 @@ from cryptography import x509
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.fakes.meter import FakeMeter, metric_series
 from tests.tls_servers import TlsCertificateAuthority
-from workers.hosting.client_certificate_expiry import (
+from workers.hosting.gauges import (
     check_client_certificate_expiry,
     find_client_certificate_files,
+    make_client_certificate_sampler,
+    make_gauge_updater,
     read_client_certificate,
 )
-from workers.hosting.gauges import make_client_certificate_sampler, make_gauge_updater
 from workers.operations import service_checks
 from workers.settings import Settings
 

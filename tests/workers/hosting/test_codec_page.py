@@ -13,8 +13,13 @@ from temporalio.api.common.v1 import Payload, Payloads
 
 from logstore.errors import InvalidInput
 from workers.client.payload_encryption import EncryptingCodec
-from workers.hosting.page_server import MAX_REQUEST_BYTES, PageRouter, create_page_router, serve_pages
-from workers.hosting.payload_codec_server import add_payload_decode_endpoint
+from workers.hosting.page_server import (
+    MAX_REQUEST_BYTES,
+    PageRouter,
+    add_payload_decode_endpoint,
+    create_page_router,
+    serve_pages,
+)
 from workers.hosting.readiness import Readiness
 from workers.settings import Settings
 

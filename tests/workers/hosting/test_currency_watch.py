@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from logstore.errors import CatalogOutdated, StoreUnavailable
-from workers.hosting.background_tasks import watch_catalog_currency
+from workers.hosting.worker_process import watch_catalog_currency
 
 _LOG: Final[Any] = SimpleNamespace(catalog=SimpleNamespace(records=None), record_objects=None)
 

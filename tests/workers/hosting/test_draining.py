@@ -17,8 +17,7 @@ import pytest
 from temporalio.client import WorkflowHandle
 
 from infra.stack import embedded_stack
-from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import read_live_workers
+from infra.stack.stack_home import StackHome, read_live_workers
 from logstore.deletion.retention import RetentionPolicy
 from logstore.validated_names import TopicName
 from tests.faults.real_world import MAX_STOP_S, wait_until_true

@@ -14,9 +14,9 @@ from aiohttp import ClientSession, web
 from infra.telemetry.metrics_endpoint import start_metrics_endpoint
 from logstore.errors import InvalidInput
 from tests.faults.real_world import wait_until_true
-from workers.hosting.background_tasks import run_in_background
 from workers.hosting.page_server import ConnectionLimits, PageRouter, create_page_router, serve_pages
 from workers.hosting.readiness import Readiness, WorkerPhase
+from workers.hosting.worker_process import run_in_background
 from workers.settings import OFF
 
 

@@ -9,7 +9,7 @@ from activities.owner_routing import OwnerRoutedInput
 from logstore.catalog import Database
 from tests.fakes.owners import UnownedTopics
 from tests.migrated_catalogs import migrate_or_copy_catalog
-from workers.assembly.activities import create_activities
+from workers.assembly.activities import WorkerActivities
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
@@ -31,7 +31,7 @@ def settings(tmp_path: Path) -> Settings:
 def test_owner_serves_whatever_may_be_sent_to_an_owner(settings: Settings) -> None:
     """An activity that a workflow routes and an owner does not know is work that nobody there ever does."""
     with open_log_store(settings) as log:
-        activities = create_activities(log, UnownedTopics())
+        activities = WorkerActivities(log, UnownedTopics())
         everything, owners = activities.all(), _names(activities.list_owner_activities())
     routed = [one for one in everything if issubclass(get_type_hints(one)["request"], OwnerRoutedInput)]
     assert owners == _names(routed)

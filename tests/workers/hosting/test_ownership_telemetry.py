@@ -11,13 +11,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from infra.coordination.bundle_holdings import UnloadReason
-from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions
-from infra.coordination.bundle_takeover_rules import TakeoverTimes
+from infra.coordination.bundle_holdings import TakeoverTimes, UnloadReason
+from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, SingleOwner
 from infra.coordination.ownership_nodes import OwnershipNodes
-from infra.coordination.single_owner import SingleOwner
 from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
-from infra.telemetry import sql_spans, zookeeper_spans
+from infra.telemetry import client_spans
 from logstore.catalog import Database
 from logstore.catalog.ownership.fences import Fences
 from logstore.errors import ServiceFailed, StoreUnavailable
@@ -28,8 +26,8 @@ from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
 from tests.migrated_catalogs import migrate_or_copy_catalog
 from tests.observed_engines import trace_sql_statements
-from workers.hosting import ownership_telemetry
-from workers.hosting.ownership_telemetry import OwnershipTelemetry
+from workers.hosting import bundle_ownership
+from workers.hosting.bundle_ownership import OwnershipTelemetry
 
 __all__ = ["ensemble", "zookeeper"]
 
@@ -64,8 +62,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[_World]:
     """On tracers of its own."""
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    for module in (ownership_telemetry, sql_spans, zookeeper_spans):
-        monkeypatch.setattr(module, "_tracer", provider.get_tracer("test"))
+    monkeypatch.setattr(bundle_ownership, "_tracer", provider.get_tracer("test"))
+    for name in ("_sql_tracer", "_zookeeper_tracer"):
+        monkeypatch.setattr(client_spans, name, provider.get_tracer("test"))
     with trace_sql_statements():
         yield _World(exporter)
     provider.shutdown()

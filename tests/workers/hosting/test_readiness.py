@@ -10,8 +10,8 @@ import pytest
 from logstore.errors import ServiceFailed
 from tests.faults.real_world import wait_until_true
 from workers.client.stuck_scheduled_runs import StuckRun
-from workers.hosting.background_tasks import run_in_background
 from workers.hosting.readiness import FRESH_S, Readiness, WorkerPhase, make_schedules_check, make_threaded_checks
+from workers.hosting.worker_process import run_in_background
 
 
 class Service:
@@ -168,7 +168,7 @@ def test_what_is_only_reported_is_named_and_leaves_the_worker_ready() -> None:
         async with run_in_background(readiness.repeat_checks({"needed": needed.ask}, {"other": other.ask})):
             await _until(lambda: readiness.is_ready and other.asked > 1)
             assert "a run is stuck" in _details(readiness)["other"]
-            assert [seen.to_json()["required"] for seen in readiness.latest_results_failing_if_stale()] == [True, False]
+            assert [seen.required for seen in readiness.latest_results_failing_if_stale()] == [True, False]
             needed.fault = ServiceFailed("needed", "it is away", advice="wait")
             await _until(lambda: not readiness.is_ready)
 

@@ -15,7 +15,7 @@ from tests.servers import CATALOG_ID
 from tests.workflows.workflow_harness import assert_eventually
 from workers.client.job_client import start_job
 from workers.client.temporal_connection import connect_client
-from workers.hosting.background_tasks import release_pins_of_closed_rebuilds
+from workers.hosting.worker_process import release_pins_of_closed_rebuilds
 from workers.settings import Settings
 from workflows.records.job_definitions import REBUILD_CATALOG, RebuildCatalogInput
 

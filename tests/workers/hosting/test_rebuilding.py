@@ -35,11 +35,10 @@ from tests.workers.hosting import few_probes
 from tests.workflows.workflow_harness import assert_eventually
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.client.temporal_connection import connect_client
-from workers.hosting.old_catalog_workers import require_no_workers
-from workers.hosting.rebuild_and_follow import abandon_rebuild, rebuild_catalog
+from workers.hosting.rebuild_and_follow import abandon_rebuild, rebuild_catalog, require_no_workers
 from workers.settings import Settings
-from workflows.input_bounds import records_queue
 from workflows.records.job_definitions import REBUILD_CATALOG, RebuildCatalogResult
+from workflows.task_queues import records_queue
 
 __all__ = ["postgres"]
 

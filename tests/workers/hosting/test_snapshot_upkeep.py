@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from logstore.errors import StoreUnavailable
-from workers.hosting.background_tasks import write_due_buffer_snapshots_repeatedly
+from workers.hosting.worker_process import write_due_buffer_snapshots_repeatedly
 
 
 def test_due_snapshots_are_written_until_none_is_and_failures_are_told_once(caplog: pytest.LogCaptureFixture) -> None:

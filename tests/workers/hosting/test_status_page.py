@@ -27,11 +27,17 @@ from tests.activities.activity_world import World
 from tests.activities.conftest import new_world, world  # noqa: F401 - fixtures
 from tests.logstore.catalog.test_plans import _plans
 from tests.screenshots import BROWSER, QUIET
-from workers.hosting import status_page
+from workers.hosting import store_status
 from workers.hosting.page_server import PageRouter, serve_pages
 from workers.hosting.readiness import Readiness
-from workers.hosting.status_page import CachedDocument, StatusReader, add_status_pages
-from workers.hosting.store_status import MAX_ROWS_PER_LIST, StoreStatusReader, WebUiLinks
+from workers.hosting.store_status import (
+    MAX_ROWS_PER_LIST,
+    CachedDocument,
+    StatusReader,
+    StoreStatusReader,
+    WebUiLinks,
+    add_status_pages,
+)
 from workers.pages.html_templates import render_template
 
 _UI = WebUiLinks("http://ui:8233/", "name space")
@@ -230,7 +236,7 @@ def test_service_that_hangs_costs_the_page_its_own_section_alone(
     async def nothing(*_: object, **__: object) -> list[Any]:
         return []
 
-    monkeypatch.setattr(status_page, "query_workflows", nothing)
+    monkeypatch.setattr(store_status, "query_workflows", nothing)
 
     async def look() -> None:
         store = StoreStatusReader(world.catalog, hang, _UI)
@@ -286,7 +292,7 @@ def test_page_and_document_are_served_read_only(
     async def nothing(*_: object, **__: object) -> list[Any]:
         return []
 
-    monkeypatch.setattr(status_page, "query_workflows", nothing)
+    monkeypatch.setattr(store_status, "query_workflows", nothing)
 
     async def ask(session: ClientSession, url: str) -> None:
         async with session.get(f"{url}/status.json") as answer:
@@ -321,7 +327,7 @@ def test_page_in_a_real_browser_shows_names_and_runs_nothing(
     async def away(*_: object, **__: object) -> list[Any]:
         raise TimeoutError
 
-    monkeypatch.setattr(status_page, "query_workflows", away)
+    monkeypatch.setattr(store_status, "query_workflows", away)
 
     async def ask(_: ClientSession, url: str) -> None:
         argv = [*BROWSER, *QUIET, f"--user-data-dir={tmp_path}", "--dump-dom", f"{url}/status"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.logstore.eventually import assert_eventually
-from workers.hosting.background_tasks import prune_span_files_repeatedly, run_in_background
+from workers.hosting.worker_process import prune_span_files_repeatedly, run_in_background
 from workers.settings import Settings, load_settings
 
 
@@ -44,6 +44,6 @@ def test_a_worker_prunes_at_once_and_again(tmp_path: Path, caplog: pytest.LogCap
             os.utime(old, (at, at))
             assert_eventually(lambda: not old.exists())
 
-    with caplog.at_level(logging.INFO, logger="workers.hosting.background_tasks"):
+    with caplog.at_level(logging.INFO, logger="workers.hosting.worker_process"):
         _serving(settings, work)
     assert "removed 1 span files, by age or by size" in caplog.text

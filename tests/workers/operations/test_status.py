@@ -24,8 +24,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from infra.coordination.ownership_nodes import LiveWorker
 from infra.stack.service_port_choice import ChosenPorts, write_ports
-from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import WorkerRecord, keep_worker_record
+from infra.stack.stack_home import StackHome, WorkerRecord, keep_worker_record
 from logstore.catalog import Database
 from logstore.catalog.ownership.fences import Fences
 from logstore.deletion.intents import RequestRefusal
@@ -34,9 +33,14 @@ from logstore.ownership import BundleId, BundleOwnerNode, WorkerLoad
 from tests.infra.objects.peer import Answer, Request, deleted, fault, listing, scripted
 from tests.logstore.records.world import RecordsWorld
 from tests.migrated_catalogs import migrate_or_copy_catalog
-from workers.operations import record_log_status
-from workers.operations.record_log_status import check_flushes_as_row, find_flush_failure
-from workers.operations.service_checks import _check_ownership, check_installation, check_services, run_check_as_row
+from workers.operations.service_checks import (
+    _check_ownership,
+    check_flushes_as_row,
+    check_installation,
+    check_services,
+    find_flush_failure,
+    run_check_as_row,
+)
 from workers.operations.worker_builds import WorkerDeployment
 from workers.settings import Settings
 
@@ -406,7 +410,7 @@ def test_record_log_tells_what_waits_and_what_no_block_can_hold(
     """A new change is well; one that is old, or that cannot be flushed, is not."""
     world = RecordsWorld(tmp_path)
     try:
-        monkeypatch.setattr(record_log_status, "_ask_flush_failure", lambda _: None)
+        monkeypatch.setattr("workers.operations.service_checks.run_with_client", lambda *_: None)
         settings = Settings(home=tmp_path, database_url=f"sqlite:///{tmp_path / 'catalog.db'}")
         ledger_id = world.create()
         assert check_flushes_as_row(settings)["ok"]

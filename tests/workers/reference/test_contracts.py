@@ -40,7 +40,7 @@ def test_field_has_its_type_its_default_its_bounds_and_the_comment_beside_it() -
     assert told["topic"].bounds == ("persistent://tenant/namespace/topic",)
     assert told["actor"].bounds == ("1 to 200 printable characters, not . or ..; or nothing",)
     policy = {one.name: one for one in list_contract_fields(DeletionPolicy)}
-    assert (policy["chunk"].default, policy["chunk"].bounds) == (100, ("1 to 1,000,000",))
+    assert (policy["chunk"].default, policy["chunk"].bounds) == (100, ("1 to 1,000",))
     inherited = {one.name: one for one in list_contract_fields(BuildDelayedIndexInput)}
     assert inherited["run_id"].about == "empty: the job takes one"
     assert inherited["queue"].bounds == ("sexton-bulk, or nothing: workers serve no other for these",)

@@ -12,7 +12,7 @@ from logstore.setting_files import MAX_FILE_BYTES, read_setting_file
 from workers.client.temporal_credentials import read_temporal_credentials
 from workers.settings import Settings, load_settings
 from workers.settings.files_named_by_settings import read_temporal_api_key
-from workers.settings.tls_files import TlsFilePaths
+from workers.settings.tls_files import read_tls_files
 
 
 def _fifo(folder: Path) -> Path:
@@ -47,7 +47,7 @@ def test_file_of_a_setting_that_is_not_regular_or_too_long_is_refused(
     """Key, certificates, secret and `sexton.toml`: the message names the field and the file."""
     path = str(make(tmp_path))
     readers: dict[str, Callable[[], object]] = {
-        "s3_ca_file": lambda: TlsFilePaths.from_checked_settings(Settings(home=tmp_path, s3_ca_file=path), "s3"),
+        "s3_ca_file": lambda: read_tls_files(Settings(home=tmp_path, s3_ca_file=path), "s3"),
         "temporal_ca_file": lambda: read_temporal_credentials(Settings(home=tmp_path, temporal_ca_file=path)),
         "temporal_api_key_file": lambda: read_temporal_api_key(Settings(home=tmp_path, temporal_api_key_file=path)),
         "payload_key_file": lambda: read_setting_file("payload_key_file", path),

@@ -36,7 +36,7 @@ from tests.spark.pulsar.test_cluster_jobs import filled
 from tests.workflows.pulsar.cluster_plans import plan, run_id
 from tests.workflows.workflow_harness import Gate, WorkflowHarness, assert_eventually
 from workers.assembly.log_store_from_settings import find_cluster_for_jobs
-from workers.assembly.pulsar_cluster_access import PulsarClusterOfSettings
+from workers.assembly.pulsar_cluster import PulsarClusterOfSettings
 from workers.settings import Settings
 from workflows.pulsar.apply_pulsar import ApplyPulsar
 from workflows.pulsar.job_definitions import (
@@ -92,17 +92,13 @@ async def working(
     """A worker whose plans read the cluster of the settings."""
     catalog = catalog or house.world.catalog
     planning = PlanClusterActivities(
-        reconciliation=catalog.reconciliation,
-        identities=catalog.identities,
+        catalog=catalog,
         cluster=PulsarClusterOfSettings(settings),
         bulk=jobs,
         finished_retention_s=30 * 86_400,
     )
     applying = ApplyClusterActivities(
-        reconciliation=catalog.reconciliation,
-        audit_log=catalog.audit_log,
-        identities=catalog.identities,
-        journal=catalog.cluster_journal,
+        catalog=catalog,
         records=house.world.record_objects,
         cluster=PulsarClusterOfSettings(settings),
         bulk=jobs,
@@ -110,10 +106,7 @@ async def working(
         finished_retention_s=30 * 86_400,
     )
     undoing = UndoClusterActivities(
-        reconciliation=catalog.reconciliation,
-        audit_log=catalog.audit_log,
-        identities=catalog.identities,
-        journal=catalog.cluster_journal,
+        catalog=catalog,
         records=house.world.record_objects,
         cluster=PulsarClusterOfSettings(settings),
     )

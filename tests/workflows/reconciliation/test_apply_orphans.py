@@ -9,7 +9,6 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from logstore.deletion.intents import DeletionState
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.log.ledger_object_keys import ledger_prefix
-from logstore.reconciliation.finding_files import FateFiles
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, orphan_segments, planned, run_id
@@ -29,9 +28,8 @@ from workflows.reconciliation.job_definitions import ApplyOrphansProgress
 
 def fates(house: WorkflowHarness, page: int = 0) -> list[tuple[FindingFate, str]]:
     """What became of a page."""
-    found = FateFiles(house.world.bulk.create_run_folder(run_id(house)) / "fates").read_page(page)
-    assert found is not None
-    return [(one.fate, one.reason) for _, one in sorted(found.items())]
+    stored = house.world.catalog.reconciliation.read_fates(f"apply-{run_id(house)}", page)
+    return [(fate.fate, fate.reason) for fate in stored.values() if fate]
 
 
 def deletes_at(house: WorkflowHarness, key: str) -> Gate:

@@ -170,7 +170,7 @@ async def test_catalog_that_adopts_is_refused(house: WorkflowHarness) -> None:
 async def test_catalog_that_was_rebuilt_meanwhile_ends_the_job_as_stale(house: WorkflowHarness) -> None:
     """Pages after it are of another catalog."""
     house.world.fill(4)
-    gate, real = Gate(), house.world.activities.records.ending.end_page
+    gate, real = Gate(), house.world.activities.ending.end_page
 
     @activity.defn(name="records.end_page")
     def end_page(request: EndRecordsPageInput) -> EndRecordsPageResult:
@@ -198,7 +198,7 @@ async def test_command_says_whether_tombstones_are_left(house: WorkflowHarness, 
 async def test_page_whose_answer_was_lost_is_asked_again_and_counted_once(house: WorkflowHarness) -> None:
     """The batch is counted from its rows."""
     house.world.fill(2)
-    real, lost = house.world.activities.records.ending.end_page, [True]
+    real, lost = house.world.activities.ending.end_page, [True]
 
     @activity.defn(name="records.end_page")
     def end_page(request: EndRecordsPageInput) -> EndRecordsPageResult:
@@ -215,7 +215,7 @@ async def test_page_whose_answer_was_lost_is_asked_again_and_counted_once(house:
 async def test_what_a_sweep_has_taken_up_meanwhile_is_counted_as_ended(house: WorkflowHarness) -> None:
     """No worker was there for longer than the batch is held; its rows are in another batch by now."""
     house.world.fill(4)
-    gate, real = Gate(), house.world.activities.records.ending.end_page
+    gate, real = Gate(), house.world.activities.ending.end_page
 
     @activity.defn(name="records.end_page")
     def end_page(request: EndRecordsPageInput) -> EndRecordsPageResult:
@@ -271,7 +271,7 @@ async def test_job_that_is_stopped_lets_its_deletion_go_on(house: WorkflowHarnes
 async def test_worker_that_is_lost_between_pages_is_followed_by_another(house: WorkflowHarness) -> None:
     """With nothing in its memory."""
     house.world.fill(4)
-    gate, real = Gate(), house.world.activities.records.ending.end_page
+    gate, real = Gate(), house.world.activities.ending.end_page
     pages: list[int] = []
 
     @activity.defn(name="records.end_page")

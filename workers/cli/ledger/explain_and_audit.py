@@ -131,12 +131,12 @@ def _describe_bundle_of_topic(fences: Fences, history: LedgerHistory) -> dict[st
         return None
     bundles = fences.count_bundles()
     bundle = bundle_of_topic(topic, bundle_count=bundles)
-    fence = fences.get_fence(bundle)
+    newest_lease = fences.get_newest_lease(bundle)
     return {
         "bundle": bundle_name(bundle, bundle_count=bundles),
         "number": int(bundle),
-        "fence": fence.counter if fence else 0,
-        "fenced_by": fence.worker_id if fence else None,
+        "fence": newest_lease.fence if newest_lease else 0,
+        "fenced_by": newest_lease.worker_id if newest_lease else None,
     }
 
 

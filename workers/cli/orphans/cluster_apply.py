@@ -205,7 +205,7 @@ def _answer_apply(workflow_id: str, result: "ApplyPulsarResult") -> Answer:
 
 def _check_ledger_ids(ledger_ids: list[int] | None) -> list[int] | None:
     if ledger_ids:
-        from workflows.input_bounds import MAX_LEDGER_IDS  # noqa: PLC0415 - start-up time
+        from logstore.field_bounds import MAX_LEDGER_IDS  # noqa: PLC0415 - start-up time
 
         if len(ledger_ids) > MAX_LEDGER_IDS:
             raise InvalidInput("ledger", expected=f"at most {MAX_LEDGER_IDS:,} ledgers", found=len(ledger_ids))

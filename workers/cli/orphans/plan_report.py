@@ -4,7 +4,7 @@ Findings are read once for the charts and once for the table. Only one page of f
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,8 +18,8 @@ from workers.pages.html_templates import stream_template
 
 if TYPE_CHECKING:
     from logstore.ports.catalog.reconciliation import ReconciliationRun
-    from logstore.reconciliation.finding_files import FateOfFinding, FindingFiles
-    from logstore.reconciliation.findings import Finding, PlanOrScrubResult
+    from logstore.reconciliation.finding_files import FindingFiles
+    from logstore.reconciliation.findings import FateOfFinding, Finding, PlanOrScrubResult
 
 _URGENT_KINDS: Final = (
     FindingKind.CORRUPT_DATA,
@@ -65,6 +65,7 @@ class PlanFindingsReport:
     result: "PlanOrScrubResult"
     files: "FindingFiles"
     applied: "ReconciliationRun | None"  # the plan's apply, or None
+    read_fates: "Callable[[int], Mapping[int, FateOfFinding | None]]"  # by page; of the apply, if any
     certificate: str = ""  # text about the certificate of the apply
 
     @property
@@ -95,7 +96,7 @@ class PlanFindingsReport:
 
     def _iterate_rows_of_kinds(self, kinds: frozenset[FindingKind]) -> Iterator[dict[str, object]]:
         for page in range(self.files.pages):
-            fates = self._read_fates(page)
+            fates = self.read_fates(page)
             for number, finding in self.files.read_page(page).items():
                 if finding.kind in kinds:
                     row = _row_from_finding(number, finding, fates.get(number))
@@ -137,12 +138,6 @@ class PlanFindingsReport:
             "references": f"{self.result.references:,}, second scan at {before}",
             "complete": "\n".join(["no", *self.result.incomplete]) if self.result.incomplete else "yes",
         }
-
-    def _read_fates(self, page: int) -> "dict[int, FateOfFinding]":
-        from logstore.reconciliation.finding_files import FateFiles  # noqa: PLC0415 - start-up time
-
-        folder = None if self.applied is None else Path(self.applied.summary["folder"]) / "fates"
-        return (FateFiles(folder).read_page(page) or {}) if folder else {}
 
 
 def _describe_run(run: "ReconciliationRun") -> str:

@@ -1,13 +1,15 @@
 """`orphans report`: findings of a plan as rows or as a page. `orphans list`: plans, applies and scrubs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from logstore.reconciliation.findings import CLUSTER_KINDS, STORE_KINDS, FindingKind
+from logstore.reconciliation.findings import CLUSTER_KINDS, FATES_FOLDER, STORE_KINDS, FindingKind
 from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command
@@ -20,6 +22,7 @@ from workers.human_readable_values import format_time_to_second
 
 if TYPE_CHECKING:
     from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
+    from logstore.reconciliation.findings import FateOfFinding
 
 
 Kind = Annotated[FindingKind | None, typer.Option("--kind", case_sensitive=False, help="Only findings of this kind.")]
@@ -58,10 +61,25 @@ def _open_findings_report(context: CommandContext, run_id: str) -> PlanFindingsR
     plan, applied = runs.get_run(run_id), find_apply(runs, run_id)
     result = require_finished_plan_or_scrub(plan)
     files = open_finding_files(result, run_id)
-    report = PlanFindingsReport(plan=plan, result=result, files=files, applied=applied)
+    read_fates = _find_fates_reader(context, applied)
+    report = PlanFindingsReport(plan=plan, result=result, files=files, applied=applied, read_fates=read_fates)
     return (
         replace(report, certificate=describe_certificate(context, run_id)) if report.is_of_applied_cluster else report
     )
+
+
+def _find_fates_reader(
+    context: CommandContext, applied: "ReconciliationRun | None"
+) -> "Callable[[int], Mapping[int, FateOfFinding | None]]":
+    """Return a function that reads the fates of a page. They are in files for a cluster, and for earlier builds."""
+    from activities.reconciliation.finding_fates import page_fate_files  # noqa: PLC0415 - start-up time
+
+    if applied is None:
+        return lambda _page: {}
+    if FATES_FOLDER in applied.summary:
+        files = page_fate_files(Path(applied.summary[FATES_FOLDER]))
+        return lambda page: files.read_page(page) or {}
+    return partial(context.catalog.reconciliation.read_fates, applied.run_id)
 
 
 def _make_finding_display_row(row: dict[str, object], *, is_applied: bool) -> dict[str, object]:

@@ -5,9 +5,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from infra.telemetry.placeholder_spans import RUN_WORKFLOW_PREFIX
 from infra.telemetry.span_reader import SpanRow
-from infra.telemetry.span_tree import SpanNode, describe_missing_or_merged_children, group_equal_siblings
+from infra.telemetry.span_tree import (
+    RUN_WORKFLOW_PREFIX,
+    SpanNode,
+    describe_missing_or_merged_children,
+    group_equal_siblings,
+)
 from workers.cli.trace.trace_tree import (
     LoadedTrace,
     format_duration_ns,

@@ -1,4 +1,4 @@
-"""Tables of what applies delete in a Pulsar cluster."""
+"""Tables of what applies delete in a Pulsar cluster, and of what they decide in the own store."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -37,4 +37,15 @@ def upgrade() -> None:
         sa.Column("journaled_us", _BIG, nullable=False),
         sa.Column("removed_us", _BIG),
         sa.PrimaryKeyConstraint("run_id", "number"),
+    )
+    op.create_table(
+        "finding_fate",
+        sa.Column("run_id", sa.String, nullable=False),
+        sa.Column("page", _BIG, nullable=False),
+        sa.Column("number", _BIG, nullable=False),
+        sa.Column("fate", sa.String),
+        sa.Column("reason", sa.Text, nullable=False),
+        sa.Column("objects", _BIG, nullable=False),
+        sa.Column("size_bytes", _BIG, nullable=False),
+        sa.PrimaryKeyConstraint("run_id", "page", "number"),
     )

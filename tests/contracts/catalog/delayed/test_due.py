@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.catalog.delayed import bucket_rows
+from logstore.catalog.delayed import delayed_index
 from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.ports.catalog.delayed import IndexBucketSwitch, UnsealedEntryCounts
 from logstore.ports.catalog.log import TopicState
@@ -193,7 +193,7 @@ def test_renewing_holds_all_that_a_workflow_has_claimed(world: World) -> None:
 
 def test_claims_are_renewed_page_by_page(sql_world: SqlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """None is passed over where one page ends and the next begins."""
-    monkeypatch.setattr(bucket_rows, "_CLAIMS_PER_PAGE", 2)
+    monkeypatch.setattr(delayed_index, "_CLAIMS_PER_PAGE", 2)
     index = sql_world.catalog.delayed
     topics = [new_topic(sql_world, f"persistent://a/b/{number}").topic_id for number in range(5)]
     assert all(index.claim_bucket_list(one, claim("a", ttl_s=-1)) for one in topics)

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from logstore.catalog.delayed.index_work_queries import build_delayed_and_bucket_topic_queries
+from logstore.catalog.delayed.delayed_index import build_delayed_and_bucket_topic_queries
 from logstore.catalog.engine import arrow_bulk
 from tests.contracts.catalog.delayed.steps import delay, sealed
 from tests.contracts.catalog.steps import NAME, append, filled, new_topic, roll

@@ -10,13 +10,12 @@ from logstore.deletion.intents import Outcome
 from logstore.errors import InvalidInput, NotOwner
 from logstore.log.ledgers import CopyKind
 from logstore.ownership import BundleId, Lease
-from logstore.ports.bundle_owners import Fence
 from logstore.ports.catalog.deletion import IntentResult, IntentRowRange
 from logstore.positions import LedgerId
 from logstore.records.tombstone_rules import CompoundOperation
 from tests.all_topics import list_all_topics
 from tests.contracts.catalog.steps import CROWD, filled, new_topic, race
-from tests.contracts.catalog.worlds import CAUSE, World, claim
+from tests.contracts.catalog.worlds import CAUSE, SqlWorld, World, claim
 
 _ALL: Final = IntentRowRange(first=0, last=2**62, rows=0)
 ONE: Final = BundleId(7)
@@ -99,19 +98,17 @@ WRITES: Final = pytest.mark.parametrize("write", [detach, operate, finish, hand_
 def test_raise_counts_each_bundle_for_itself(world: World) -> None:
     """From 1, by one, whoever raises it; all that were ever acquired are listed ascending with the last worker."""
     fences = world.catalog.fences
-    assert fences.list_fences() == []
+    assert fences.list_newest_leases() == []
     given = [fences.raise_fences([bundle], worker)[0] for bundle, worker in ((_OTHER, "a"), (ONE, "a"), (ONE, "b"))]
     assert given == [
         Lease(bundle=_OTHER, fence=1, worker_id="a"),
         Lease(bundle=ONE, fence=1, worker_id="a"),
         Lease(bundle=ONE, fence=2, worker_id="b"),
     ]
-    found = fences.list_fences()
-    assert [replace(one, raised_us=0) for one in found] == [
-        Fence(bundle=ONE, counter=2, worker_id="b", raised_us=0),
-        Fence(bundle=_OTHER, counter=1, worker_id="a", raised_us=0),
-    ]
-    assert found[0].raised_us >= found[1].raised_us > 0
+    assert fences.list_newest_leases() == [given[2], given[0]]
+    assert isinstance(world, SqlWorld)
+    (newest_us,), (oldest_us,) = world.sql("SELECT raised_us FROM bundle_fence ORDER BY bundle")
+    assert newest_us >= oldest_us > 0
 
 
 @pytest.mark.postgres
@@ -126,7 +123,7 @@ def test_raise_of_many_is_one_transaction_and_answers_ascending(world: World) ->
     assert {lease.bundle: lease.fence for lease in given} == dict.fromkeys(everything, 1) | {ONE: 2}
     with pytest.raises(InvalidInput, match="bundle"):
         fences.raise_fences([ONE, BundleId(fences.count_bundles())], "c")
-    assert {one.worker_id for one in fences.list_fences()} == {"b"}
+    assert {one.worker_id for one in fences.list_newest_leases()} == {"b"}
 
 
 def test_raise_by_the_same_worker_fences_what_it_had(world: World) -> None:
@@ -147,7 +144,7 @@ def test_raise_of_what_is_no_bundle_is_refused(world: World) -> None:
             fences.raise_fences([BundleId(bundle)], "a")[0]
     with pytest.raises(InvalidInput, match="worker_id"):
         fences.raise_fences([ONE], "")[0]
-    assert fences.list_fences() == []
+    assert fences.list_newest_leases() == []
     for bundle in (0, 63):
         assert fences.raise_fences([BundleId(bundle)], "a")[0].fence == 1
 
@@ -159,8 +156,7 @@ def test_raise_thirty_two_at_once_gives_each_a_number_of_its_own(world: World) -
     leases = race(lambda number: fences.raise_fences([ONE], f"worker-{number}")[0])
     given = {one.fence: one for one in leases if isinstance(one, Lease)}
     assert sorted(given) == list(range(1, CROWD + 1)), leases
-    (fence,) = fences.list_fences()
-    assert (fence.counter, fence.worker_id) == (CROWD, given[CROWD].worker_id)
+    assert fences.list_newest_leases() == [given[CROWD]]
     fences.require_newest_lease(given.pop(CROWD))
     for lease in given.values():
         with pytest.raises(NotOwner):

@@ -3,13 +3,18 @@
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
 
 from logstore.deletion.intents import DeletionIntent
 from logstore.deletion.retention import RetentionPolicy
+from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
+from logstore.ports.catalog.deletion import DetachedBatch
 from logstore.ports.catalog.log import Topic
-from logstore.ports.catalog.reconciliation import FindingsFilingRequest, FindingsFilingResult, OrphanCopy
+from logstore.ports.catalog.reconciliation import FindingsFilingRequest, OrphanCopy, RunKind, SingleObjectAnswers
 from logstore.positions import LedgerId, TopicId
+from logstore.reconciliation.findings import FindingFate
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
 from tests.contracts.catalog.sql_world import SqlWorld
 from tests.contracts.catalog.world import CAUSE, World, claim
@@ -42,6 +47,31 @@ def tiered_orphan(topic: Topic, ledger_id: int, uuid: str, *, number: int = 0, c
     return OrphanCopy(number=number, copy=kind, statement=said, context=context, size_bytes=70)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilingResult:
+    """Result of a filing, and the reasons that the catalog stored with it."""
+
+    detached: DetachedBatch
+    kept: Mapping[int, str]
+
+
+APPLY_RUN = "apply-plan-1"
+_PAGES = count()
+
+
+def open_apply(world: World, run_id: str = APPLY_RUN) -> None:
+    try:
+        world.catalog.reconciliation.get_run(run_id)
+    except UnknownObject:
+        world.catalog.reconciliation.open_run(run_id, RunKind.APPLY, claim=claim("apply"), summary={})
+
+
+def read_kept(world: World, page: int, run_id: str = APPLY_RUN) -> dict[int, str]:
+    """Reasons of the findings of a page that an apply keeps."""
+    fates = world.catalog.reconciliation.read_fates(run_id, page)
+    return {number: fate.reason for number, fate in fates.items() if fate and fate.fate is FindingFate.KEPT}
+
+
 def file(
     world: World,
     batch_id: str = "apply",
@@ -49,22 +79,31 @@ def file(
     orphans: Sequence[OrphanCopy] = (),
     unreferenced: Mapping[int, LedgerId] | None = None,
     stalled: Mapping[int, int] | None = None,
+    kept: Mapping[int, str] | None = None,
     with_preview: bool = True,
-) -> FindingsFilingResult:
-    """File one page of findings, for a workflow of its own. Outside of races the preview must say the same before."""
+) -> FilingResult:
+    """File one page of findings, for a workflow of its own. Outside of races the preview must say the same before.
+
+    The batch id stands for the page.
+    """
+    open_apply(world, f"{APPLY_RUN}-{batch_id}")
     page = FindingsFilingRequest(
         batch_id=batch_id,
         orphans=orphans,
         unreferenced=unreferenced or {},
         stalled=stalled or {},
+        run_id=f"{APPLY_RUN}-{batch_id}",
+        page=0,
+        kept=kept or {},
         claim=claim(),
         cause=CAUSE,
     )
+    is_first = world.catalog.reconciliation.find_filed_batch(batch_id) is None
     previewed = world.catalog.reconciliation.preview_filing(page) if with_preview else {}
-    filing = world.catalog.reconciliation.file_findings(page)
-    if with_preview and _is_alone():
-        assert previewed == filing.kept
-        assert world.catalog.reconciliation.preview_filing(page) == filing.kept
+    detached = world.catalog.reconciliation.file_findings(page)
+    filing = FilingResult(detached=detached, kept=read_kept(world, 0, page.run_id))
+    if with_preview and is_first and _is_alone():
+        assert {**page.kept, **previewed} == filing.kept
     return filing
 
 
@@ -72,7 +111,10 @@ def pass_over(world: World, *segments: tuple[int, int]) -> Mapping[int, str]:
     """Findings 0, 1, … are segments of ledgers; the preview must say the same before, outside of races."""
     asked = {number: (LedgerId(ledger_id), at) for number, (ledger_id, at) in enumerate(segments)}
     previewed = world.catalog.reconciliation.preview_pass_over_segments(asked, passed_over={})
-    kept = world.catalog.reconciliation.pass_over_segments(asked, cause=CAUSE)
+    open_apply(world)
+    page, answers = next(_PAGES), SingleObjectAnswers(segments=asked, uploads=frozenset(), kept={})
+    fates = world.catalog.reconciliation.decide_single_objects(APPLY_RUN, page, answers, cause=CAUSE)
+    kept = {number: fate.reason for number, fate in fates.items() if fate}
     assert previewed == kept or not _is_alone()
     return kept
 

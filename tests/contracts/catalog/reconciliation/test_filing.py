@@ -11,13 +11,14 @@ from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.log.ledgers import Component, CopyKind, CopyState
 from logstore.ports.catalog.deletion import FiledIntentCount, IntentResult
-from logstore.ports.catalog.reconciliation import FiledCopyRow, FindingsFilingResult
+from logstore.ports.catalog.reconciliation import FiledCopyRow
 from logstore.ports.catalog.transactions import BufferSnapshotReplacement
 from logstore.positions import EARLIEST, LedgerId
 from tests.contracts.catalog.delayed.steps import sealed
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
 from tests.contracts.catalog.offload.test_offloads import begin, offloaded, remove
 from tests.contracts.catalog.reconciliation.steps import (
+    FilingResult,
     created_us,
     file,
     intents,
@@ -441,8 +442,8 @@ def test_two_appliers_at_once_file_each_finding_once(world: World) -> None:
     gone = [lost(world) for _ in range(3)]
     asked = [orphan(topic, one, number=number) for number, one in enumerate(gone)]
     done = race(lambda number: file(world, f"apply-{number}", orphans=asked), 8)
-    assert all(isinstance(one, FindingsFilingResult) for one in done), done
-    counts = sorted(one.detached.intents for one in done if isinstance(one, FindingsFilingResult))
+    assert all(isinstance(one, FilingResult) for one in done), done
+    counts = sorted(one.detached.intents for one in done if isinstance(one, FilingResult))
     assert sum(counts) == 3
     assert [len(intents(world, one)) for one in gone] == [1, 1, 1]
 
@@ -453,7 +454,7 @@ def test_two_calls_with_one_batch_id_at_once_are_one(world: World) -> None:
     ids, gone = filled(world, topic.topic_id, 2), lost(world)
     asked = [orphan(topic, gone, number=1), orphan(topic, ids[0], number=2)]
     done = race(lambda _: file(world, orphans=asked), 8)
-    results = [one for one in done if isinstance(one, FindingsFilingResult)]
+    results = [one for one in done if isinstance(one, FilingResult)]
     assert [(result.detached.intents, sorted(result.kept)) for result in results] == [(1, [2])] * 8
     assert len(intents(world, gone)) == 1
 

@@ -101,7 +101,7 @@ def test_pass_over_interrupted_and_repeated_is_done_once(world: World, point: st
     topic = new_topic(world)
     (ledger,) = filled(world, topic.topic_id, 1)
     moment, action = point.split("=")
-    arm(f"catalog.pass_over.{moment}", action)
+    arm(f"catalog.decide_objects.{moment}", action)
     with pytest.raises(BaseException):  # noqa: B017, PT011 - a crash, or a planned fault
         pass_over(world, (ledger, 3))
     assert pass_over(world, (ledger, 3)) == {}

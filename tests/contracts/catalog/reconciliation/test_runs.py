@@ -134,7 +134,7 @@ def test_forget_removes_old_runs_but_those_at_work_and_the_newest_finished_plan(
     assert len(first) == 2
     assert {*first, *port.remove_old_runs(older_than_s=_SOON, limit=9)} == gone
     assert port.remove_old_runs(older_than_s=_SOON, limit=9) == []
-    assert world.rows().runs == sorted({"batch-1", "d-at-work", kept})
+    assert world.rows().runs == sorted({"apply-plan-1-batch-1", "batch-1", "d-at-work", kept})
 
 
 def test_age_of_a_run_counts_from_its_last_work(sql_world: SqlWorld) -> None:

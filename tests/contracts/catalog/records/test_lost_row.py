@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from logstore.catalog import Catalog
-from logstore.catalog.identity.catalog_identity import SqlCatalogIdentity
+from logstore.catalog.identity import SqlCatalogIdentity
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.records.steps import high

@@ -25,6 +25,7 @@ _NOT_RECORDED = {
     "catalog": "manifests say its id, its epoch, its bundles and its ceilings",
     "cluster_removal": "nothing brings back what an apply removed; the records bucket has copies and certificates",
     "deleted_znode": "the records bucket has a copy of each page of this journal, and an undo reads the copies",
+    "finding_fate": "a rebuilt catalog refuses applies of earlier plans, and a new plan finds what is left",
     "record_log": "it says how the catalog stands to the record log",
     "record_outbox": "it is what is not in the record log yet",
     "record_staged": "it is what no manifest names yet",

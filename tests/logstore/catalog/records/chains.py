@@ -14,8 +14,7 @@ from logstore.catalog import Catalog, Database
 from logstore.catalog.records.rebuild_loading import RebuildDatabase
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
-from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
-from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S
+from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S, LostCatalogIdentity
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import SHARDS, ledger_id_from_key
 from logstore.log.ledgers import LedgerState

@@ -1,23 +1,101 @@
-"""Assignment of bundles to workers without a leader, and the decision about a bundle after a reconnect.
+"""Bundles (equal parts of the hash range of topic names), leases, and assignment of bundles without a leader.
 
-Each worker computes the assignment, and workers with the same view agree. Safety does not depend on this module:
+The number of bundles is fixed when a catalog is created, so a topic never changes its bundle.
+
+Each bundle has a counter, the fence. A bundle owner raises the fence after its node exists in ZooKeeper. A write under
+a lease requires that the fence still has the lease's counter, so each bundle owner fences all earlier bundle owners.
+
+Each worker computes the assignment, and workers with the same view agree. Safety does not depend on the assignment:
 ZooKeeper lets only one worker create a node, and only writes with the current fence are accepted. With a stale view,
 two workers may try to take the same bundle, or a bundle may have no bundle owner for a while.
 
-Source: rendezvous hashing (Thaler and Ravishankar 1998), weighted by the logarithmic method (Schindelhauer and
-Schomaker, "Weighted distributed hash tables", 2005): the highest -w / ln(h) is first. PIP-57 (re-own after a session
-expired), and Pulsar's `ResourceLockImpl.revalidate`.
+Source: Pulsar's `NamespaceBundleFactory` (CRC-32 of the topic's name over 0 to 2**32 - 1) and `NamespaceBundle` (form
+of a range; the last range includes its upper end). Fencing tokens: M. Kleppmann, "How to do distributed locking".
+PIP-57 has no fencing tokens. Rendezvous hashing (Thaler and Ravishankar 1998), weighted by the logarithmic method
+(Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005): the highest -w / ln(h) is first. PIP-57
+(re-own after a session expired), and Pulsar's `ResourceLockImpl.revalidate`.
 """
 
 import hashlib
 import math
+import re
+import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final, NewType
 
 from logstore.errors import InvalidInput
-from logstore.ownership.bundles_and_leases import BundleId
+from logstore.validated_names import TopicName
+
+BundleId = NewType("BundleId", int)
+"""Number of a bundle, counted from 0, in the order of the hash ranges."""
+
+MAX_BUNDLES: Final = 16_384
+"""Maximum number of bundles of a catalog. Their names fit into one answer of ZooKeeper (by default 1 MiB)."""
+
+_HASH_BITS = 32
+_MAX_HASH = 2**_HASH_BITS - 1
+
+
+def check_bundle_count(count: int) -> int:
+    if not 1 <= count <= MAX_BUNDLES:
+        raise InvalidInput("bundles", expected=f"1 to {MAX_BUNDLES}", found=count)
+    return count
+
+
+def bundle_of_topic(topic: TopicName, *, bundle_count: int) -> BundleId:
+    hashed = zlib.crc32(topic.encoded.encode("ascii"))
+    return BundleId(hashed * check_bundle_count(bundle_count) >> _HASH_BITS)
+
+
+def bundle_name(bundle: BundleId, *, bundle_count: int) -> str:
+    """Return a bundle's hash range, as `0x00000000_0x04000000`. Only the last bundle includes its upper end."""
+    if not 0 <= bundle < check_bundle_count(bundle_count):
+        raise InvalidInput("bundle", expected=f"0 to {bundle_count - 1}", found=bundle)
+    upper = min(_lowest_hash(bundle + 1, bundle_count), _MAX_HASH)
+    return f"0x{_lowest_hash(bundle, bundle_count):08x}_0x{upper:08x}"
+
+
+def parse_bundle_name(name: str, *, bundle_count: int) -> BundleId:
+    """Return the bundle whose `bundle_name` is `name`. Raise `InvalidInput` if no bundle has this name."""
+    try:
+        bundle = BundleId(int(name[:10], 16) * check_bundle_count(bundle_count) >> _HASH_BITS)
+    except ValueError:
+        bundle = BundleId(0)
+    if not 0 <= bundle < bundle_count or bundle_name(bundle, bundle_count=bundle_count) != name:
+        raise InvalidInput("bundle", expected=f"the hash range of one of {bundle_count} bundles", found=name)
+    return bundle
+
+
+def _lowest_hash(bundle: int, bundle_count: int) -> int:
+    """Return the lowest hash of a bundle, rounded up. For `bundle_count`, return 2**32."""
+    return -((-bundle << _HASH_BITS) // bundle_count)
+
+
+_WORKER_ID_FORM = re.compile(r"(?!\.\.?$)[A-Za-z0-9._@-]{1,128}")
+
+
+def check_worker_id(worker_id: str) -> str:
+    """Return the worker id, or raise `InvalidInput` if it cannot name a Temporal task queue and a ZooKeeper node."""
+    if not _WORKER_ID_FORM.fullmatch(worker_id):
+        raise InvalidInput(
+            "worker id", expected="1 to 128 of A-Z, a-z, 0-9, dot, @, underscore, hyphen", found=worker_id
+        )
+    return worker_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Right to write for a bundle, valid until a worker raises the bundle's fence again."""
+
+    bundle: BundleId
+    fence: int  # counter after this worker has raised the fence, 1 or more
+    worker_id: str
+
+    def __str__(self) -> str:
+        return f"bundle {self.bundle}, fence {self.fence} of worker {self.worker_id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,28 +247,22 @@ class BundleOwnerNode:
     version: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BundleAcquisition:
-    """A worker's memory of a bundle that it acquired."""
-
-    session: int  # session that had the node after the fence was raised
-
-
 def decide_reown(
-    node: BundleOwnerNode | None, *, session: int, worker_id: str, acquired: BundleAcquisition | None
+    node: BundleOwnerNode | None, *, session: int, worker_id: str, acquiring_session: int | None
 ) -> ReownDecision:
     """Decide about a bundle that this worker had or should take.
 
-    The session of the node decides, not the worker's name, because a node of an old session vanishes with that session.
-    If the answer to a create was lost, the node belongs to `session`, but `acquired` does not. The worker then acquires
-    the bundle again, because another worker may have raised the fence meanwhile.
+    `acquiring_session` is the session in which this worker acquired the bundle: the session had the node after the
+    fence was raised. The session of the node decides, not the worker's name, because a node of an old session vanishes
+    with that session. If the answer to a create was lost, the node belongs to `session`, but the acquisition does not.
+    The worker then acquires the bundle again, because another worker may have raised the fence meanwhile.
 
     A `node` of `None` means that there is no node, never that ZooKeeper did not answer.
     """
     if node is None:
         return ReownDecision.CREATE
     if node.session == session:
-        return ReownDecision.KEEP if acquired == BundleAcquisition(session=session) else ReownDecision.CREATE
+        return ReownDecision.KEEP if acquiring_session == session else ReownDecision.CREATE
     return ReownDecision.WAIT if node.worker_id == worker_id else ReownDecision.UNLOAD
 
 

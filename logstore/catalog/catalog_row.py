@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from logstore.catalog import tables as t
-from logstore.errors import CorruptData
+from logstore.errors import CorruptData, StaleCatalog
 
 
 def read_catalog_row(connection: Connection) -> Row[Any]:
@@ -21,3 +21,14 @@ def lost_row_error(table: str) -> CorruptData:
         f"table {table}: expected 1 row, found none: the database is damaged. Stop the workers and run"
         " `sexton records rebuild --into DATABASE_URL` with an empty database"
     )
+
+
+def read_epoch(connection: Connection) -> int:
+    return int(read_catalog_row(connection).epoch)
+
+
+def require_epoch(connection: Connection, expected: int | None) -> None:
+    """Raise `StaleCatalog` if the catalog's epoch is not `expected`. `None` accepts any epoch."""
+    epoch = read_epoch(connection) if expected is not None else None
+    if epoch != expected:
+        raise StaleCatalog(f"catalog epoch: expected {epoch}, found {expected} in the request")

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from sqlalchemy import Connection, select
 
 from logstore.catalog import tables as t
+from logstore.catalog.catalog_row import read_catalog_row
 from logstore.catalog.deletion.intent_queries import INTENT_COLUMNS, intent_from_row
 from logstore.catalog.engine.database import CatalogAdapter, Database, in_write_transaction
 from logstore.catalog.engine.dialect_sql import ParsableJsonOrNull, build_insert_if_absent
-from logstore.catalog.identity.catalog_row import read_catalog_row
 from logstore.catalog.log.ledger_inspection import read_live_copies, read_live_ledger
 from logstore.deletion.intents import DeletionState, find_missing_property
 from logstore.errors import CatalogVersionMismatch

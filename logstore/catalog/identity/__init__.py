@@ -1,1 +1,0 @@
-"""The catalog's id in SQL."""
