@@ -14,9 +14,8 @@ from activities.records.inputs_and_results import DefragmentInput, RaidInput, Sh
 from logstore.catalog.records.outbox import RecordOutbox
 from logstore.errors import CatalogMismatch, PreconditionFailed, SextonError
 from logstore.records.job_results import DefragmentedBlocks, RaidedTombstones, ShippedBlocks
-from logstore.records.services.defragmenter import Defragmenter
-from logstore.records.services.records_bucket_sweeper import RecordsBucketSweeper
-from logstore.records.services.replica_shipments import ReplicaShipments
+from logstore.records.services.bucket_upkeep import Defragmenter, RecordsBucketSweeper
+from logstore.records.services.replicas import ReplicaShipments
 from logstore.records.services.tombstone_raids import Raider
 from logstore.stop_checks import raise_if_stopped
 

@@ -14,7 +14,7 @@ from logstore.catalog import tables
 from tests.architecture.source import Module, modules
 
 _DOORS: Final = {
-    "adoption": "records.adoption_rows",
+    "adoption": "records.topic_adoption",
     "audit": "audit_log",
     "bucket_marker": "identity",
     "bundle_fence": "ownership.fences",

@@ -15,7 +15,9 @@ from logstore.catalog.engine.database import CatalogAdapter, in_read_transaction
 from logstore.catalog.engine.dialect_sql import dataclass_from_row, is_one_of
 from logstore.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT, remove_schema_versions_where
 from logstore.catalog.log.ledger_rows import close_followed_ledgers, remove_ledgers
-from logstore.catalog.records.adoption_rows import (
+from logstore.catalog.records.record_log_row import is_adopting, mark_adoption_complete, read_log_state
+from logstore.catalog.records.topic_adoption import (
+    adopt_staged_ledgers,
     count_absent_ledgers,
     count_ledgers_by_outcome,
     count_removed_ledgers,
@@ -26,8 +28,6 @@ from logstore.catalog.records.adoption_rows import (
     sample_topic_names,
     store_outcomes_of_unstaged_ledgers,
 )
-from logstore.catalog.records.record_log_row import is_adopting, mark_adoption_complete, read_log_state
-from logstore.catalog.records.topic_adoption import adopt_staged_ledgers
 from logstore.catalog.transactions.buffer_snapshots import forget_buffer_snapshots
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed

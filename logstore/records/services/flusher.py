@@ -15,16 +15,19 @@ and the time of a read transaction do not grow with the outbox.
 After a manifest is stored, exactly those rows that were read are removed from the outbox. A change that is flushed
 twice becomes a newer record version with equal content.
 
+`SharedFlushes` lets deletions wait for a flush before they delete objects. The record log must have the tombstone or
+intent first. Otherwise a rebuilt catalog would list a ledger that lacks objects.
+
 Source: Aerospike's write blocks; fuzzy checkpoints of databases; ADR 15.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from threading import Condition
+from typing import TYPE_CHECKING, Final, Protocol
 
 from logstore.catalog.records.outbox import RecordOutbox
-from logstore.catalog.records.outbox_reader import OutboxChanges
-from logstore.errors import CatalogBusy, PreconditionFailed
+from logstore.errors import CatalogBusy, PreconditionFailed, SextonError, StoreUnavailable
 from logstore.ports.catalog.records import RecordLogState, UnrecordableRecord
 from logstore.records.job_results import FlushedRecords
 from logstore.records.manifest import ID_HEADROOM, Block, IdCeilings, Manifest
@@ -42,6 +45,9 @@ from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from logstore.catalog.records.outbox_reader import OutboxChanges
+
 
 CHANGES_PER_PAGE: Final = 500_000
 """Number of changes read at one moment. The last page may have up to twice as many changes."""
@@ -211,7 +217,7 @@ class Flusher:
         )
         return _summarize_flush(manifest, blocks, unrecordable, has_changes=bool(outbox_rows)) if manifest else None
 
-    def _write_blocks(self, changes: OutboxChanges, number: int, progress: Callable[[int], None]) -> list[Block]:
+    def _write_blocks(self, changes: "OutboxChanges", number: int, progress: Callable[[int], None]) -> list[Block]:
         """Store all changes in blocks. `number` is the number of the manifest that is stored next."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
@@ -308,3 +314,80 @@ def _set_version(versions: "pa.Table", number: int) -> "pa.Table":
     position = versions.schema.get_field_index("version")
     column = pa.repeat(pa.scalar(number, pa.int64()), versions.num_rows)
     return versions.set_column(position, versions.schema.field(position), column)
+
+
+class ChangeFlusher(Protocol):
+    def flush(self) -> object:
+        """Write all changes that were committed before the call."""
+
+
+class SharedFlushes:
+    """Flushes that the threads of a process share. Thread-safe.
+
+    A thread needs a flush that begins after its request. All waiting threads share this flush and its failure. So
+    threads do not wait for one failing flush after another.
+    """
+
+    def __init__(self, records: RecordOutbox, flusher: ChangeFlusher) -> None:
+        self._records, self._flusher = records, flusher
+        self._changed = Condition()
+        self._started = self._ended = self._last_success = 0  # flush numbers, from 1
+        self._is_running = False
+        self._failure: SextonError | None = None  # error of the last finished flush
+
+    def flush_deletions(self, ledger_ids: Sequence[int]) -> dict[int, SextonError]:
+        """Flush the deletions of these ledgers. Return a `StoreUnavailable` for each ledger that is not flushed.
+
+        If the catalog does not answer, the result has every ledger.
+        """
+        unflushed = frozenset(ledger_ids)
+        try:
+            unflushed = self._records.find_unflushed_ledgers(ledger_ids)
+            if unflushed:
+                self.wait_until_flushed(sorted(unflushed))
+        except SextonError as error:
+            return dict.fromkeys(
+                unflushed, StoreUnavailable(f"the record log must know of the deletion first: {error}")
+            )
+        return {}
+
+    def wait_until_flushed(self, ledger_ids: Sequence[int]) -> None:
+        """Wait until the record log has the tombstones and intents of these ledgers. Idempotent.
+
+        Raises:
+            CatalogBusy: Some ledgers are not flushed, because of other writers. The call may be repeated.
+            RetryableError, TerminalError: The flush failed.
+        """
+        if not self._records.find_unflushed_ledgers(ledger_ids):
+            return
+        self._join_flush()
+        unflushed = self._records.find_unflushed_ledgers(ledger_ids)
+        if unflushed:
+            raise CatalogBusy(
+                f"record log: a flush left {len(unflushed)} of {len(ledger_ids)} ledgers, as {min(unflushed)}"
+            )
+
+    def _join_flush(self) -> None:
+        with self._changed:
+            needed = self._started + 1  # a running flush may have read the catalog before this request
+            while self._is_running and self._ended < needed:
+                self._changed.wait()
+            if self._last_success >= needed:
+                return
+            if self._ended >= needed and self._failure is not None:
+                raise StoreUnavailable(f"a flush of the record log failed: {self._failure}") from self._failure
+            self._is_running, self._started = True, self._started + 1
+            number = self._started
+        failure: SextonError | None = None
+        success = 0
+        try:
+            self._flusher.flush()
+            success = number
+        except SextonError as error:
+            failure = error
+            raise
+        finally:
+            with self._changed:
+                self._is_running, self._ended, self._failure = False, number, failure
+                self._last_success = max(self._last_success, success)
+                self._changed.notify_all()

@@ -38,12 +38,7 @@ from logstore.records.newest_versions import mask_ids_with_content
 from logstore.records.record_kinds import TOMBSTONED_KINDS, RecordKind
 from logstore.records.services.manifest_publication import read_settled_head, require_no_adoption
 from logstore.records.services.record_log import RecordLog
-from logstore.records.tombstone_rules import (
-    ReplicaState,
-    decide_replica_state,
-    eligible_before_us,
-    newest_manifest_applied_everywhere,
-)
+from logstore.records.tombstone_rules import eligible_before_us, is_stale, newest_manifest_applied_everywhere
 from logstore.retrying_clock import Clock
 from logstore.stop_checks import raise_if_stopped
 
@@ -277,8 +272,7 @@ class Raider:
         head = read_settled_head(self._records, self._log)
         age_s, now_us = self._replica_age_s, head.state.now_us
         for acknowledgement in self._log.list_certain_acknowledgements():
-            state = decide_replica_state(acknowledgement, newest=head.number, now_us=now_us, eligible_age_s=age_s)
-            if state is ReplicaState.STALE and not acknowledgement.is_revoked:
+            if not acknowledgement.is_revoked and is_stale(acknowledgement, now_us=now_us, eligible_age_s=age_s):
                 self._log.revoke_replica(acknowledgement.replica_id)
         acknowledgements = self._log.list_certain_acknowledgements()
         applied = newest_manifest_applied_everywhere(acknowledgements, newest=head.number)

@@ -18,10 +18,9 @@ from logstore.records.job_results import DefragmentedBlocks, FlushedRecords, Rai
 from logstore.records.manifest import Block
 from logstore.records.newest_versions import read_versions_by_id_range, select_newest_versions
 from logstore.records.record_kinds import RecordKind
-from logstore.records.services.defragmenter import Defragmenter
+from logstore.records.services.bucket_upkeep import Defragmenter, RecordsBucketSweeper, SweptRecordObjects
 from logstore.records.services.flusher import CHANGES_PER_PAGE, Flusher
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.records_bucket_sweeper import RecordsBucketSweeper, SweptRecordObjects
 from logstore.records.services.tombstone_raids import Raider
 from logstore.retrying_clock import Clock
 from tests.contracts.catalog.steps import append, roll

@@ -19,7 +19,7 @@ from logstore.records.job_results import (
 )
 from logstore.records.manifest import Block, IdCeilings, Manifest
 from logstore.records.record_kinds import RecordKind
-from logstore.records.services.replica_shipments import ReplicaStatus
+from logstore.records.services.replicas import ReplicaStatus
 from logstore.records.tombstone_rules import ReplicaState
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS_TOPIC, FakeCommandServices, FakeJobHandle

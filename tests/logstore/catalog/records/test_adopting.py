@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from pyroaring import BitMap
 
-from logstore.catalog.records import adoption_rows
+from logstore.catalog.records import topic_adoption
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AcknowledgementStale, CatalogAdopting, InvalidInput, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
@@ -142,7 +142,7 @@ def _advance(log: LogStore, topic: Topic) -> Position:
 def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Staged ledgers of a topic are settled at once, or one after the other."""
     if request.param == "by ledger":
-        monkeypatch.setattr(adoption_rows, "_MAX_LEDGERS_PER_PAGE", 1)
+        monkeypatch.setattr(topic_adoption, "_MAX_LEDGERS_PER_PAGE", 1)
         monkeypatch.setattr(upload_adoption, "_MAX_OBJECTS_PER_PAGE", 1)
 
 
