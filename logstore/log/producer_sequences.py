@@ -11,6 +11,15 @@ from typing import NamedTuple
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
 
+class ProducerSequenceRange(NamedTuple):
+    """Range of sequence ids of one producer in a segment, all in one transaction or all outside of transactions."""
+
+    producer: str
+    first: int
+    last: int
+    txn: TransactionId | None = None
+
+
 class HighestSequenceIds(NamedTuple):
     """Highest sequence ids of a producer in a topic. -1: the producer has stored no sequence id."""
 

@@ -37,31 +37,14 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from logstore.errors import PreconditionFailed
-from logstore.log.producer_sequences import HighestSequenceIds
+from logstore.log.producer_sequences import HighestSequenceIds, ProducerSequenceRange
 from logstore.log.segment_metadata import RegisteredLedgerExtent, SegmentUploadId
 from logstore.positions import LedgerId
 from logstore.reconciliation.plausibility_guards import MAX_ORPHAN_SHARE, check_fraction, round_up_share
-from logstore.transactions.transaction_ids_and_states import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionEntryRange, TransactionId
 
 _MAX_CHOICES: Final = 256
 """Maximum number of examined choices. If there are more, every upload counts as possibly registered."""
-
-
-class UploadedSequences(NamedTuple):
-    """Range of sequence ids of one producer in an upload, all in one transaction or all outside of transactions."""
-
-    producer: str
-    first: int
-    last: int
-    txn: TransactionId | None = None
-
-
-class TransactionSpan(NamedTuple):
-    """Consecutive entries of one transaction in an upload."""
-
-    txn: TransactionId
-    offset: int  # index of the first entry in the upload
-    entries: int
 
 
 class UploadedMarker(NamedTuple):
@@ -83,9 +66,9 @@ class UnregisteredUpload:
     epoch: int  # epoch of the catalog whose worker wrote the upload
     mark: SegmentUploadId | None = None  # `None`: the only upload of its append
     behind: RegisteredLedgerExtent | None = None
-    producers: tuple[UploadedSequences, ...] = ()
+    producers: tuple[ProducerSequenceRange, ...] = ()
     numbered: int = 0  # entries with a sequence id
-    transactions: tuple[TransactionSpan, ...] = ()
+    transactions: tuple[TransactionEntryRange, ...] = ()
     markers: tuple[UploadedMarker, ...] = ()
     delayed: int = 0  # entries with a delivery time
 
@@ -173,7 +156,7 @@ class _SequencesAndDecisions:
             sequences.last <= self._last_stored(sequences) for sequences in upload.producers
         )
 
-    def _last_stored(self, sequences: UploadedSequences) -> int:
+    def _last_stored(self, sequences: ProducerSequenceRange) -> int:
         known = self.sequences.get(sequences.producer, HighestSequenceIds())
         return known.committed if known.refuses(sequences.txn) else known.last
 

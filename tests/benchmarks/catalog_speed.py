@@ -17,8 +17,9 @@ from logstore.catalog import Catalog, Database, migrate_catalog
 from logstore.catalog import tables as t
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import LedgerState
+from logstore.log.producer_sequences import ProducerSequenceRange
 from logstore.ports.catalog.deletion import AuditCause, Claim
-from logstore.ports.catalog.log import ProducerSequenceRange, RegisterSegmentResult, RegisterSegmentWrite, Topic
+from logstore.ports.catalog.log import RegisterSegmentResult, RegisterSegmentWrite, Topic
 from logstore.positions import LedgerId
 from tests.postgres import PostgresServer
 

@@ -28,9 +28,10 @@ from logstore.log.services.segment_placement import (
     RememberedTopicState,
     SegmentPlacer,
 )
-from logstore.ports.catalog.log import Topic, TransactionEntryRange
+from logstore.ports.catalog.log import Topic
 from logstore.positions import Position
 from logstore.retrying_clock import Clock
+from logstore.transactions.transaction_ids_and_states import TransactionEntryRange
 
 
 def _encoding_errors() -> tuple[type[Exception], ...]:

@@ -11,8 +11,7 @@ from operator import attrgetter
 
 from logstore.errors import InvalidInput, SequenceHeld
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.producer_sequences import HighestSequenceIds
-from logstore.ports.catalog.log import ProducerSequenceRange
+from logstore.log.producer_sequences import HighestSequenceIds, ProducerSequenceRange
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
 _MAX_SEQUENCE = 2**63 - 1

@@ -11,7 +11,7 @@ from logstore.errors import AlreadyExists, CatalogBusy, LedgerFenced, StaleCatal
 from logstore.failpoints import effect
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import LedgerOwner, LedgerState, LedgerStatement
-from logstore.log.producer_sequences import HighestSequenceIds
+from logstore.log.producer_sequences import HighestSequenceIds, ProducerSequenceRange
 from logstore.log.segment_metadata import (
     EXTENT_FIELD,
     MAX_CONFIRMATION_GAP,
@@ -24,16 +24,15 @@ from logstore.log.services.segment_reader import build_digest_metadata
 from logstore.log.services.segment_registration import SegmentRegistrar, report_abandoned_upload, upload_confirmation
 from logstore.ports.catalog.log import (
     Ledger,
-    ProducerSequenceRange,
     RegisterSegmentResult,
     RegisterSegmentWrite,
     Segment,
     Topic,
-    TransactionEntryRange,
 )
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.retrying_clock import Clock
+from logstore.transactions.transaction_ids_and_states import TransactionEntryRange
 
 FIRST_NUMBER_STRIDE: Final = 16
 """Maximum step to a higher segment number after one lost race. The maximum doubles with each further lost race."""

@@ -17,31 +17,9 @@ from logstore.errors import (
     UnknownObject,
 )
 from logstore.log.ledgers import Component, CopyKind, LedgerState
-from logstore.log.producer_sequences import HighestSequenceIds
+from logstore.log.producer_sequences import HighestSequenceIds, ProducerSequenceRange
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerSequenceRange:
-    """Sequence ids of one producer in a segment. `first` must be above the producer's last registered id.
-
-    While a transaction of the producer is open, only entries of this transaction are accepted.
-    """
-
-    producer: str
-    first: int
-    last: int
-    txn: TransactionId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionEntryRange:
-    """Consecutive entries of a segment that belong to an open transaction."""
-
-    txn: TransactionId
-    offset: int  # in the segment
-    entries: int
+from logstore.transactions.transaction_ids_and_states import TransactionEntryRange, TransactionId, TransactionState
 
 
 class LedgerAppendState(NamedTuple):
@@ -94,6 +72,8 @@ class RegisterSegmentWrite(WriteWithResult[RegisterSegmentResult]):
     entries: int
     size_bytes: int
     sha256: str | None = None  # SHA-256 of the object, hexadecimal; None: not known
+    # the first id of each range must be above the producer's last registered id; while a transaction of the producer is
+    # open, only entries of this transaction are accepted
     producers: tuple[ProducerSequenceRange, ...] = ()
     transactions: tuple[TransactionEntryRange, ...] = ()
     markers: tuple[int, ...] = ()  # offsets in the segment of entries that no consumer sees

@@ -24,12 +24,12 @@ from logstore.errors import (
     ProducerFenced,
 )
 from logstore.log.ledgers import CopyKind
+from logstore.log.producer_sequences import ProducerSequenceRange
 from logstore.ports.catalog.cursors import StoredCursor
 from logstore.ports.catalog.deletion import DetachedBatch, IntentResult, IntentRowRange
 from logstore.ports.catalog.log import (
     AcknowledgeResult,
     AcknowledgeWrite,
-    ProducerSequenceRange,
     RegisterSegmentResult,
     RegisterSegmentWrite,
     Topic,
