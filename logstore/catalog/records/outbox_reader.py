@@ -93,7 +93,9 @@ class OutboxChanges:
         """
         for kind in self._kinds:
             size = _LISTS_PER_BATCH if kind is RecordKind.LIST else _ROWS_PER_BATCH
-            latest = _select_latest_changes(kind, self._condition)
+            newest = (func.max(_O.version).label("version"), func.max(_O.at_us).label("at_us"))
+            mine = select(_O.id, _O.sub, *newest).where(_O.kind == kind.value, self._condition)
+            latest = mine.group_by(_O.id, _O.sub).subquery("latest")
             query = _select_record_versions(kind, latest, self._epoch, self._connection.dialect.name)
             with self._connection.execute(query, execution_options={"yield_per": size}) as result:
                 for rows in result.partitions(size):
@@ -188,12 +190,6 @@ def _select_cursors_of_changed_transactions() -> Select[tuple[int]]:
     return select(t.cursor.c.cursor_id).select_from(joined.join(t.cursor, same_cursor)).where(p.subscription != "")
 
 
-def _select_latest_changes(kind: RecordKind, condition: ColumnElement[bool]) -> FromClause:
-    newest = (func.max(_O.version).label("version"), func.max(_O.at_us).label("at_us"))
-    mine = select(_O.id, _O.sub, *newest).where(_O.kind == kind.value, condition)
-    return mine.group_by(_O.id, _O.sub).subquery("latest")
-
-
 def _select_record_versions(kind: RecordKind, latest: FromClause, epoch: int, dialect: str) -> Select[Any]:
     """Select the record version of each changed record, ascending by key, with the columns of the kind."""
     recorded, changed = RECORDED_TABLES[kind], latest.c
@@ -268,11 +264,6 @@ def _read_part_rows(
     rows = select(*columns).join_from(table, latest, and_(*same_key)).where(changed.id.between(first, last))
     parts: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     for record_id, sub, *values in connection.execute(rows.order_by(*table.primary_key)):
-        parts[record_id, sub].append(
-            {name: _format_value_as_json(value) for name, value in zip(names, values, strict=True)}
-        )
+        json_values = [b64encode(value).decode() if isinstance(value, bytes) else value for value in values]
+        parts[record_id, sub].append(dict(zip(names, json_values, strict=True)))
     return parts
-
-
-def _format_value_as_json(value: object) -> object:
-    return b64encode(value).decode() if isinstance(value, bytes) else value

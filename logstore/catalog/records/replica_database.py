@@ -63,7 +63,8 @@ from logstore.catalog.records.version_application import (
 )
 from logstore.errors import CatalogBusy, PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ports.catalog.records import AppliedChangeCounts, AppliedManifest, VersionReader
+from logstore.ports.catalog.records import AppliedManifest, VersionReader
+from logstore.records.job_results import FollowedRecords
 from logstore.records.manifest import Manifest
 from logstore.records.newest_versions import SplitNewestVersions
 from logstore.records.record_kinds import RecordKind, block_schema
@@ -94,7 +95,7 @@ class ReplicaDatabase:
 
     def apply_versions(
         self, manifest: Manifest, versions: VersionReader, *, expected: AppliedManifest | None, replica: str, seed: bool
-    ) -> AppliedChangeCounts:
+    ) -> FollowedRecords:
         """Apply record versions and record the manifest as applied, in one transaction.
 
         With `seed`, the database is emptied first and `versions` has all record versions. Otherwise `versions` has the
@@ -111,7 +112,7 @@ class ReplicaDatabase:
             self._db.create_folder()
             migrate_catalog(self._db, bundles=manifest.bundles)
 
-        def apply_step(connection: Connection) -> AppliedChangeCounts:
+        def apply_step(connection: Connection) -> FollowedRecords:
             connection.execute(select(t.record_log.c.id).with_for_update())
             if self._find_applied_manifest(connection) != expected:
                 raise CatalogBusy("replica: another process has applied to its database meanwhile")
@@ -129,7 +130,7 @@ class ReplicaDatabase:
                     connection.execute(insert(table), page)
             # triggers have filled the outbox, but a replica never flushes
             connection.execute(delete(t.record_outbox))
-            return AppliedChangeCounts(**sink.counts)
+            return FollowedRecords(replica=replica, manifest=manifest.number, steps=1, seeded=int(seed), **sink.counts)
 
         with effect("records.apply"):
             return self._db.write(apply_step)
@@ -162,7 +163,7 @@ class _ReplicaRows:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.counts = Counter[str]()  # by the fields of `AppliedChangeCounts`
+        self.counts = Counter[str]()  # fields of `FollowedRecords`
         self._changed_ledger_ids = set[int]()  # ledgers that changed or have new segments
         self._lists = block_schema(_K.LIST).empty_table()  # changed lists
         # the lists of these topics stay until ledgers are written, because the tombstones of ledgers copy them

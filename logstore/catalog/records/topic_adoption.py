@@ -45,7 +45,7 @@ from logstore.cursors.cursor_state import unpack_acknowledged
 from logstore.log.ledgers import Component, LedgerState
 from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog.log import TopicState
-from logstore.ports.catalog.records import MAX_SAMPLE_ITEMS, AdoptionOutcome, LedgerDiscrepancy, StorageDiscrepancy
+from logstore.ports.catalog.records import AdoptionOutcome, LedgerDiscrepancy, StorageDiscrepancy
 from logstore.ports.catalog.transactions import StoredParticipant
 from logstore.positions import LedgerId, TopicId
 from logstore.records.adoption_rule import (
@@ -339,11 +339,6 @@ def replace_staged_ledgers(
         connection.execute(build_insert_if_absent(connection, t.adoption), rows)
 
 
-def read_unsettled_topic_ids(connection: Connection, *, after: TopicId, limit: int) -> list[TopicId]:
-    page = select(_A.topic_id).where(_A.adoptee.is_(None), _A.topic_id > after).distinct()
-    return [TopicId(topic_id) for topic_id in connection.execute(page.order_by(_A.topic_id).limit(limit)).scalars()]
-
-
 def iterate_staged_ledgers(connection: Connection, topic_id: TopicId) -> Iterator[list[LedgerDiscrepancy]]:
     """Yield pages of ledgers to adopt, ascending. Only a page of one ledger may exceed `_MAX_PAGE_CHARACTERS`."""
     after = -1
@@ -410,40 +405,6 @@ def store_outcomes_of_unstaged_ledgers(
         connection.execute(build_insert_if_absent(connection, t.adoption), rows)
         if overwrite:
             store_outcomes_and_clear_staged_data(connection, dict.fromkeys(topic_by_ledger, outcome), {})
-
-
-def count_ledgers_by_outcome(connection: Connection) -> dict[AdoptionOutcome, tuple[int, int]]:
-    query = select(_A.adoptee, func.count(), func.sum(_A.segments)).where(_A.adoptee.is_not(None))
-    rows = connection.execute(query.group_by(_A.adoptee))
-    return {AdoptionOutcome(name): (ledgers, int(segments)) for name, ledgers, segments in rows}
-
-
-def count_absent_ledgers(connection: Connection) -> int:
-    query = select(func.count()).select_from(t.adoption).where(_A.standing == StorageDiscrepancy.ABSENT.value)
-    return connection.execute(query).scalar_one()
-
-
-def count_removed_ledgers(connection: Connection) -> int:
-    """Count ledgers whose rows adoption has removed. ENDED ledgers and LEFT_OUT ledgers do not count."""
-    had_row = _A.standing.not_in([StorageDiscrepancy.STRANGER.value, StorageDiscrepancy.ENDED.value])
-    is_settled = (_A.adoptee.is_not(None), _A.adoptee != AdoptionOutcome.LEFT_OUT.value)
-    is_removed = ~exists().where(t.ledger.c.ledger_id == _A.ledger_id)
-    query = select(func.count()).select_from(t.adoption).where(had_row, *is_settled, is_removed)
-    return connection.execute(query).scalar_one()
-
-
-def sample_ledger_ids(connection: Connection, outcome: AdoptionOutcome) -> list[int]:
-    page = select(_A.ledger_id).where(_A.adoptee == outcome.value).order_by(_A.ledger_id).limit(MAX_SAMPLE_ITEMS)
-    return list(connection.execute(page).scalars())
-
-
-def sample_topic_names(connection: Connection, outcome: AdoptionOutcome) -> list[str]:
-    mine = select(t.topic.c.name).join(t.adoption, _A.topic_id == t.topic.c.topic_id).where(_A.adoptee == outcome.value)
-    return list(connection.execute(mine.distinct().order_by(t.topic.c.name).limit(MAX_SAMPLE_ITEMS)).scalars())
-
-
-def has_unsettled_topic(connection: Connection) -> bool:
-    return bool(connection.execute(select(exists().where(_A.adoptee.is_(None)))).scalar())
 
 
 def lock_decided_before_flush(connection: Connection, txns: Iterable[TransactionId]) -> set[TransactionId]:

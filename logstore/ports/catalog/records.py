@@ -204,10 +204,3 @@ class AppliedManifest:
     manifest: int
     stamp: str
     replica: str  # name of the replica database in its acknowledgements
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedChangeCounts:
-    records: int = 0  # written rows of records
-    tombstones: int = 0
-    removed: int = 0  # topics and ledgers that were removed by a tombstone or by a newer topic of the same name

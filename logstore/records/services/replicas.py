@@ -353,16 +353,7 @@ class ReplicaFollower:
         known_blocks = set(base_manifest.blocks) if base_manifest else set[Block]()
         blocks = [block for block in newest.blocks if block not in known_blocks]
         versions = self._version_reader(blocks, base.manifest if base else 0, proceed)
-        counts = self._database.apply_versions(newest, versions, expected=applied, replica=name, seed=base is None)
-        return FollowedRecords(
-            replica=name,
-            manifest=newest.number,
-            steps=1,
-            seeded=int(base is None),
-            records=counts.records,
-            tombstones=counts.tombstones,
-            removed=counts.removed,
-        )
+        return self._database.apply_versions(newest, versions, expected=applied, replica=name, seed=base is None)
 
     def _acknowledge(self, result: FollowedRecords, newest: Manifest) -> FollowedRecords:
         self._source.acknowledge_manifest(result.replica, newest.number, newest.epoch, self._now_us())

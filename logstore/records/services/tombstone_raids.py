@@ -301,10 +301,12 @@ class Raider:
     def _unmark_needed_and_remove_rest(
         self, marks_name: str, scan: _Scan, before_us: int, progress: Callable[[RaidedTombstones], None]
     ) -> RaidedTombstones:
-        for page in _needed_pages(scan.candidates):
-            raise_if_stopped()
-            with self._resting(), effect("records.raid_keep"):
-                self._tombstones.unmark_raid_candidates(marks_name, page)
+        for kind, candidates in scan.candidates.items():
+            for page in _paginate(candidates.ids[candidates.needed].tolist(), _TOMBSTONES_PER_WRITE):
+                raise_if_stopped()
+                kept = [TombstonedRecordId(kind=kind, id=record_id) for record_id in page]
+                with self._resting(), effect("records.raid_keep"):
+                    self._tombstones.unmark_raid_candidates(marks_name, kept)
         self._require_no_rebuild(self._records.read_state().now_us)
         result = scan.result
         while self._tombstones.list_raid_candidates(marks_name, after=None, limit=1):
@@ -329,12 +331,6 @@ class Raider:
 
 def raid_marks_name(run_id: str, attempt: int) -> str:
     return run_id if attempt == 1 else f"{run_id}-{attempt}"
-
-
-def _needed_pages(candidates_by_kind: dict[RecordKind, _Candidates]) -> Iterator[list[TombstonedRecordId]]:
-    for kind, candidates in candidates_by_kind.items():
-        for page in _paginate(candidates.ids[candidates.needed].tolist(), _TOMBSTONES_PER_WRITE):
-            yield [TombstonedRecordId(kind=kind, id=record_id) for record_id in page]
 
 
 def _paginate(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
