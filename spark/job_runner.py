@@ -4,33 +4,134 @@ Each attempt has its own thread, because nothing ends a thread that hangs in Jav
 """
 
 import logging
+import os
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
 
 from opentelemetry import trace
+from opentelemetry.trace import Span, StatusCode
 
 from logstore.errors import PreconditionFailed, SextonError, StoreUnavailable, Unsupported
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob, BulkJobProgress, BulkJobSummary
-from spark.failure_text import summarize_error
-from spark.job_spans import JobSpanRecorder
 from spark.published_output import PublishedOutputs
-from spark.shared_folder import SharedFolder
-from spark.warm_session import WarmSession, exclude_loaded_objects_from_gc
+from spark.warm_session import WarmSession, exclude_loaded_objects_from_gc, summarize_error, summarize_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_POLL_INTERVAL_S: Final = 1.0
-_STOP_TIMEOUT_S: Final = 10.0  # Spark interrupts tasks at once, and kills their processes after 2 s
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("sexton.spark")
+_NONCE_FILE: Final = ".nonce"  # names that begin with a dot are not output
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFolder:
+    """Folder of one attempt, with the random content of its nonce file. An executor may not see the folder."""
+
+    path: Path
+    nonce: str
+
+    @staticmethod
+    def mark_with_nonce(path: Path) -> "SharedFolder":
+        nonce = uuid4().hex
+        (path / _NONCE_FILE).write_text(nonce, encoding="utf-8")
+        return SharedFolder(path, nonce)
+
+    def require_visible(self) -> None:
+        """Raise `PreconditionFailed` unless this executor sees the folder and may write there. A success is cached."""
+        _require_visible(self)
+
+
+@lru_cache(maxsize=64)
+def _require_visible(folder: SharedFolder) -> None:
+    try:
+        nonce = (folder.path / _NONCE_FILE).read_text(encoding="utf-8")
+    except OSError as error:
+        raise _unusable_folder(f"{error.strerror}: {folder.path}") from error
+    if nonce != folder.nonce:
+        raise _unusable_folder(f"another folder at {folder.path}")
+    if not os.access(folder.path, os.W_OK):
+        raise _unusable_folder(f"no right to write to {folder.path}")
+
+
+def _unusable_folder(found: str) -> PreconditionFailed:
+    return PreconditionFailed(
+        "bulk_dir: expected a folder that every executor sees under the same path and may write to, found on"
+        f" {socket.gethostname()}: {found}; mount it there too, or run with spark_master=local[*]"
+    )
+
+
+_EVENT_TIMEOUT_MS: Final = 5_000  # events reach Spark's status store with a delay
+
+
+class JobSpanRecorder:
+    """Recorder of one span for each job of a job group. Not thread-safe: only the thread that submits jobs uses it."""
+
+    def __init__(self, spark: "SparkSession", group: str) -> None:
+        self._context, self._group = spark.sparkContext, group
+        self._recorded_job_ids: set[int] = set()
+
+    def record_ended_jobs(self) -> None:
+        """Make spans of the jobs that ended since the last call, under the current span. This method never raises."""
+        if not trace.get_current_span().is_recording():
+            return
+        try:
+            spark = self._context._jsc.sc()  # noqa: SLF001 - pyspark has no public name for Java's context
+            spark.listenerBus().waitUntilEmpty(_EVENT_TIMEOUT_MS)
+            job_ids = self._context.statusTracker().getJobIdsForGroup(self._group)
+            for job_id in sorted(set(job_ids) - self._recorded_job_ids):
+                self._recorded_job_ids.add(job_id)
+                _record_job_span(spark.statusStore(), job_id)
+        except Exception as fault:  # noqa: BLE001 - Java died, or forgot the jobs: the bulk job itself reports that
+            _log.debug("spark: no spans of %s: %s", self._group, fault)
+
+
+def _record_job_span(store: Any, job_id: int) -> None:  # noqa: ANN401 - an object of Java
+    job = store.job(job_id)
+    stages = [store.lastStageAttempt(job.stageIds().apply(index)) for index in range(job.stageIds().size())]
+    run_stages = [stage for stage in stages if stage.submissionTime().isDefined()]  # Spark skips stages with output
+    description = job.description().get() if job.description().isDefined() else job.name()
+    span = _start_span(f"Spark job {description}", job, {"spark.job": job_id})
+    with trace.use_span(span, end_on_exit=False):
+        for stage in run_stages if len(run_stages) > 1 else ():
+            name = f"Spark stage {stage.stageId()}: {str(stage.name()).partition(' at ')[0]}"
+            _end_span(_start_span(name, stage, {"spark.stage": stage.stageId()}), stage, _failure_of_stage(stage))
+    has_failed = str(job.status()) == "FAILED"
+    _end_span(span, job, next(filter(None, map(_failure_of_stage, stages)), "FAILED") if has_failed else "")
+
+
+def _start_span(name: str, job_or_stage: Any, ids: dict[str, int]) -> Span:  # noqa: ANN401
+    attributes = {**ids, "sexton.tasks": job_or_stage.numTasks()}
+    if failed_tasks := job_or_stage.numFailedTasks():
+        attributes["spark.failed_tasks"] = failed_tasks
+    return _tracer.start_span(name, attributes=attributes, start_time=_to_ns(job_or_stage.submissionTime()))
+
+
+def _end_span(span: Span, job_or_stage: Any, failure: str) -> None:  # noqa: ANN401
+    if failure:
+        span.set_status(StatusCode.ERROR, failure)
+    span.end(end_time=_to_ns(job_or_stage.completionTime()))
+
+
+def _failure_of_stage(stage: Any) -> str:  # noqa: ANN401
+    reason = stage.failureReason()
+    return summarize_failure(str(reason.get())) if reason.isDefined() else ""
+
+
+def _to_ns(moment: Any) -> int | None:  # noqa: ANN401
+    return int(moment.get().getTime()) * 1_000_000 if moment.isDefined() else None
+
+
+_POLL_INTERVAL_S: Final = 1.0
+_STOP_TIMEOUT_S: Final = 10.0  # Spark interrupts tasks at once, and kills their processes after 2 s
 T = TypeVar("T")
 R = TypeVar("R")
 

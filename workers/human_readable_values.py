@@ -3,7 +3,10 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any
 from urllib.parse import unquote
+
+from logstore.positions import Position
 
 
 def format_table_cell(value: object) -> str:
@@ -22,10 +25,24 @@ def _format_nested(value: object) -> str:
     return f"({format_table_cell(value)})" if has_items else format_table_cell(value)
 
 
-def select_fields(source: object, names: str) -> dict[str, object]:
-    """Return the attributes `names`, in this order. Spaces separate the names. Enum values become text."""
-    value_by_name = {name: getattr(source, name) for name in names.split()}
-    return {name: str(value) if isinstance(value, StrEnum) else value for name, value in value_by_name.items()}
+def select_fields(source: object, names: str) -> dict[str, Any]:
+    """Return attributes of an object, or values of a mapping, in this order. Spaces separate the names.
+
+    `new=old` renames a field. Values become those of JSON: enum values and positions are text. Attributes that end in
+    `_us` are microseconds since 1970, and become times.
+    """
+    values: dict[str, Any] = {}
+    for name in names.split():
+        label, _, field = name.rpartition("=")
+        value = source[field] if isinstance(source, Mapping) else getattr(source, field)
+        if isinstance(value, StrEnum | Position):
+            value = str(value)
+        elif isinstance(value, Mapping):
+            value = dict(value)
+        elif field.endswith("_us") and value is not None:
+            value = format_time_to_microsecond(value)
+        values[label or field] = value
+    return values
 
 
 def escape_unprintable(text: str) -> str:

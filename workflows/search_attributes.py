@@ -5,6 +5,8 @@ from typing import Any
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
+from logstore.subjects import HasSubject
+
 TOPIC = SearchAttributeKey.for_keyword("SextonTopic")  # encoded name
 LEDGER_ID = SearchAttributeKey.for_int("SextonLedgerId")
 OUTCOME = SearchAttributeKey.for_keyword_list("SextonOutcome")  # every outcome that occurred
@@ -12,6 +14,18 @@ RUN_ID = SearchAttributeKey.for_keyword("SextonRunId")  # batch id or plan's run
 TRANSACTION = SearchAttributeKey.for_keyword("SextonTransaction")  # tc:sequence
 
 ALL: tuple[SearchAttributeKey[Any], ...] = (TOPIC, LEDGER_ID, OUTCOME, RUN_ID, TRANSACTION)
+
+
+def list_attributes_of_request(request: HasSubject) -> list[SearchAttributePair[Any]]:
+    """Return the search attributes for the subject of a job's input. An empty part of the subject has none."""
+    subject = request.subject()
+    values: dict[SearchAttributeKey[Any], object] = {
+        TOPIC: subject.topic,
+        LEDGER_ID: subject.ledger_id,
+        RUN_ID: subject.run_id or subject.batch_id,
+        TRANSACTION: subject.txn,
+    }
+    return [SearchAttributePair(key, value) for key, value in values.items() if value not in {"", None}]
 
 
 def transaction_attributes(txn: str, outcome: str) -> TypedSearchAttributes:

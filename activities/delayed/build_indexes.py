@@ -14,7 +14,7 @@ from activities.topic_build_steps import (
 from logstore.catalog.sql_catalog import Catalog
 from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.delayed.index_build_job import BuildDelayedIndexJob, BuiltIndexFiles, BuiltTopicIndex
-from logstore.delayed.services.built_index_publisher import BuiltIndexPublisher
+from logstore.delayed.services.bucket_snapshots import BuiltIndexPublisher
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog.reconciliation import RunKind

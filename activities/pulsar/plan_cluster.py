@@ -7,7 +7,7 @@ from typing import Any, Final
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.pulsar.inputs_and_results import BeginClusterPlanInput, BegunClusterPlan
 from activities.reconciliation.inputs_and_results import BulkJobInput, BulkJobResult, PlanStepInput
-from activities.reconciliation.plan_runs import PlanRuns, describe_left_out, find_result
+from activities.reconciliation.plan_orphans import PlanRuns, describe_left_out, find_result
 from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ports.bulk_jobs import BulkJobRunner

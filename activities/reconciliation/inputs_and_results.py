@@ -89,7 +89,7 @@ class BeginScrubInput(HasTopics, HasRun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScrubRunId:
+class ScrubRunId(HasRun):
     run_id: str
 
 
@@ -114,8 +114,3 @@ class ScrubCounts:
     objects: int = 0
     size_bytes: int = 0
     findings: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConcludeScrubInput(HasRun):
-    run_id: str

@@ -17,13 +17,12 @@ from activities.deletion.claims_and_causes import own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats
 from activities.reconciliation.inputs_and_results import (
     BeginScrubInput,
-    ConcludeScrubInput,
     CutScrubInput,
     ScrubCounts,
     ScrubPageInput,
     ScrubRunId,
 )
-from activities.reconciliation.plan_runs import describe_left_out
+from activities.reconciliation.plan_orphans import describe_left_out
 from logstore.atomic_files import replace_atomically
 from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import CorruptData
@@ -140,7 +139,7 @@ class ScrubLedgersActivities:
 
     @define_activity(name="reconciliation.conclude_scrub")
     @send_heartbeats()
-    def conclude_scrub(self, request: ConcludeScrubInput) -> PlanOrScrubResult:
+    def conclude_scrub(self, request: ScrubRunId) -> PlanOrScrubResult:
         """Finish the run with the counts of the findings of all pages.
 
         Idempotency: each file of findings is copied atomically. The result of the first call stays.

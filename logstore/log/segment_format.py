@@ -1,19 +1,27 @@
-"""Parquet format of a segment, and the verified footer of a segment.
+"""Parquet format of a segment, its digests, and the metadata by which storage identifies each upload.
 
 Entry ids are not stored. The id of an entry is `first_entry` in the segment's row plus the entry's offset in the
 segment. A segment can therefore be uploaded before the ids of its entries are known.
 
 A Parquet footer has no checksum, and Arrow trusts the footer. After one flipped bit, Arrow may read a column at a wrong
-place or crash the process. The footer is therefore compared with a stored digest before the footer is parsed.
+place or crash the process. The footer is therefore compared with a stored digest before the footer is parsed. Readers
+that fetch single columns by ranges compare digests of column chunks, which are also stored outside of the file. The
+page checksums of Parquet do not suffice, because a chunk of another file with the same layout would pass them.
+
+If another writer was faster, a writer uploads its entries again with a higher segment number. If the catalog is lost,
+storage must show which upload was registered. The metadata of each upload therefore names the append, and the extent
+of the ledger before the upload. A *confirmation* is an upload without entries. It states the registered extent, and is
+never registered.
 """
 
+import base64
 import hashlib
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 from logstore.errors import CorruptData
 from logstore.log.entries import ProducedEntries
@@ -22,6 +30,69 @@ from logstore.transactions.transaction_ids_and_states import TransactionId
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+
+DIGEST_FIELD: Final = "sha256"
+"""Metadata field of a segment with the SHA-256 of its content."""
+
+
+def sha256_hex(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+UPLOAD_ID_FIELD: Final = "append"
+"""Metadata field with the `SegmentUploadId`."""
+
+EXTENT_FIELD: Final = "behind"
+"""Metadata field with the `RegisteredLedgerExtent`."""
+
+_UPLOAD_ID_FORM: Final = re.compile(r"(?P<append>[0-9a-f]{32})-(?P<nth>[1-9][0-9]{0,8})")
+_EXTENT_FORM: Final = re.compile(r"(?P<segment>-1|[0-9]{1,8}):(?P<entries>[0-9]{1,18})")
+
+
+class SegmentUploadId(NamedTuple):
+    """Id of an upload: the append's id, and the upload's number. Only an append's last upload can be registered."""
+
+    append_id: str  # 32 hexadecimal digits
+    number: int  # from 1, in order of upload
+
+    def __str__(self) -> str:
+        return f"{self.append_id}-{self.number}"
+
+    @staticmethod
+    def parse(text: str | None) -> "SegmentUploadId | None":
+        """Parse the text form of an upload id. Return `None` for any other text. Older objects have no upload id."""
+        match = _UPLOAD_ID_FORM.fullmatch(text or "")
+        return SegmentUploadId(match["append"], int(match["nth"])) if match else None
+
+
+class RegisteredLedgerExtent(NamedTuple):
+    """Part of a ledger that was registered at one time. Later registrations only add to this part."""
+
+    last_segment: int  # highest registered segment number, -1: none; later registrations have higher numbers
+    entries: int  # entries of all registered segments
+
+    def __str__(self) -> str:
+        return f"{self.last_segment}:{self.entries}"
+
+    @staticmethod
+    def parse(text: str | None) -> "RegisteredLedgerExtent | None":
+        match = _EXTENT_FORM.fullmatch(text or "")
+        return RegisteredLedgerExtent(int(match["segment"]), int(match["entries"])) if match else None
+
+
+MIN_CONFIRMATION_GAP: Final = (1 << 16) + 1
+MAX_CONFIRMATION_GAP: Final = 2 << 16
+"""Smallest and largest distance from a segment's number to the number of its confirmation, both inclusive.
+
+The smallest distance exceeds the number of segments of any ledger. So a confirmation never takes a segment's number.
+"""
+
+
+def is_confirmation(number: int, metadata: Mapping[str, str]) -> bool:
+    """Return whether an upload is a confirmation: the segment number in its extent is far below `number`."""
+    extent = RegisteredLedgerExtent.parse(metadata.get(EXTENT_FIELD))
+    return extent is not None and MIN_CONFIRMATION_GAP <= number - extent.last_segment <= MAX_CONFIRMATION_GAP
 
 
 FOOTER_FIELD: Final = "footer"
@@ -203,3 +274,100 @@ def decode_segment(
     if missing:
         raise CorruptData(f"{name}: a segment without columns {sorted(missing)}")
     return table
+
+
+CHUNKS_FIELD: Final = "chunks"
+"""Metadata field of a segment with the digests of its column chunks."""
+
+_DIGEST_BYTES: Final = 12
+"""Number of bytes of a SHA-256 in a digest. Digests of all columns of a segment fit into object metadata."""
+_MAX_GAP_BYTES: Final = 8192
+"""Maximum gap between two chunks that are fetched by one request. Arrow has the same limit."""
+_DIGEST_CHARACTERS: Final = _DIGEST_BYTES * 4 // 3
+_DIGESTS_FORM: Final = re.compile(rf"(?:[A-Za-z0-9_-]{{{_DIGEST_CHARACTERS}}})+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnChunk:
+    """Range of bytes in a Parquet file, with one leaf column of one row group."""
+
+    column: str  # top-level column of the leaf
+    start: int
+    size_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size_bytes
+
+
+def list_column_chunks(footer: "pq.FileMetaData", group: int) -> list[ColumnChunk]:
+    """Return the column chunks of a row group, in file order."""
+    row_group = footer.row_group(group)
+    leaves = (row_group.column(number) for number in range(row_group.num_columns))
+    return [
+        ColumnChunk(
+            column=leaf.path_in_schema.partition(".")[0],
+            start=leaf.dictionary_page_offset or leaf.data_page_offset,
+            size_bytes=leaf.total_compressed_size,
+        )
+        for leaf in leaves
+    ]
+
+
+def digest_chunk(content: bytes | bytearray | memoryview) -> str:
+    """Return the digest of a chunk or of a whole row group. The digest has 16 characters."""
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()[:_DIGEST_BYTES]).decode()
+
+
+def digest_chunks(read: Callable[[int, int], bytes | memoryview], chunks: Iterable[ColumnChunk]) -> str:
+    """Return the digests of `chunks`, concatenated. `chunks` must be in file order. `read` gets offset and length."""
+    return "".join(digest_chunk(read(chunk.start, chunk.size_bytes)) for chunk in chunks)
+
+
+def parse_digests(text: str, chunks: Sequence[ColumnChunk], *, name: str) -> dict[ColumnChunk, str]:
+    """Return the digest of each chunk. `text` is the result of `digest_chunks` for the same chunks in the same order.
+
+    Raise `CorruptData` if the text is not a list with one digest for each chunk.
+    """
+    if not _DIGESTS_FORM.fullmatch(text) or len(text) != len(chunks) * _DIGEST_CHARACTERS:
+        raise CorruptData(f"{name}: expected digests of {len(chunks)} column chunks, found {text!r}")
+    starts = range(0, len(text), _DIGEST_CHARACTERS)
+    return {chunk: text[at : at + _DIGEST_CHARACTERS] for chunk, at in zip(chunks, starts, strict=True)}
+
+
+def fetch_verified_chunks(
+    read: Callable[[int, int], bytes],
+    digest_by_chunk: Mapping[ColumnChunk, str],
+    columns: Collection[str],
+    *,
+    name: str,
+) -> list[tuple[int, bytes]]:
+    """Fetch the chunks of `columns`. Return parts of the file, each with its offset.
+
+    Chunks with a small gap between them are fetched by one request. `read` gets offset and length. `digest_by_chunk` is
+    in file order. Raise `CorruptData` if a fetched chunk does not match its digest.
+
+    Do not let Arrow prefetch from the returned parts, because Arrow would also read the gaps between the parts.
+    """
+    requested_chunks = [chunk for chunk in digest_by_chunk if chunk.column in columns]
+    parts: list[tuple[int, bytes]] = []
+    for run in _group_nearby_chunks(requested_chunks):
+        start = run[0].start
+        content = read(start, run[-1].end - start)
+        for chunk in run:
+            digest = digest_chunk(memoryview(content)[chunk.start - start : chunk.end - start])
+            if digest != digest_by_chunk[chunk]:
+                location = f"column {chunk.column} at byte {chunk.start}"
+                raise CorruptData(f"{name}: expected {location} of digest {digest_by_chunk[chunk]}, found {digest}")
+        parts.append((start, content))
+    return parts
+
+
+def _group_nearby_chunks(chunks: Sequence[ColumnChunk]) -> Iterable[list[ColumnChunk]]:
+    runs: list[list[ColumnChunk]] = []
+    for chunk in chunks:
+        if runs and chunk.start <= runs[-1][-1].end + _MAX_GAP_BYTES:
+            runs[-1].append(chunk)
+        else:
+            runs.append([chunk])
+    return runs

@@ -37,8 +37,8 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from logstore.errors import PreconditionFailed
-from logstore.log.producer_sequences import HighestSequenceIds, ProducerSequenceRange
-from logstore.log.segment_metadata import RegisteredLedgerExtent, SegmentUploadId
+from logstore.log.entries import HighestSequenceIds, ProducerSequenceRange
+from logstore.log.segment_format import RegisteredLedgerExtent, SegmentUploadId
 from logstore.positions import LedgerId
 from logstore.reconciliation.plausibility_guards import MAX_ORPHAN_SHARE, check_fraction, round_up_share
 from logstore.transactions.transaction_ids_and_states import TransactionEntryRange, TransactionId

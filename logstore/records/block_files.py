@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from logstore.errors import CorruptData, InvalidInput, Unsupported
-from logstore.log.segment_format import parquet_errors
-from logstore.log.segment_metadata import sha256_hex
+from logstore.log.segment_format import parquet_errors, sha256_hex
 from logstore.records.manifest import Block
 from logstore.records.record_kinds import RECORD_LOG_FORMAT, RecordKind, block_schema
 

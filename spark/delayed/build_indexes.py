@@ -13,7 +13,7 @@ from pathlib import Path
 from logstore.atomic_files import replace_atomically
 from logstore.catalog import Catalog, open_catalog
 from logstore.catalog.delayed.delayed_index import build_delayed_and_bucket_topic_queries
-from logstore.delayed.bucket_contents import merge_row_ranges
+from logstore.delayed.delayed_rows import merge_row_ranges
 from logstore.delayed.index_build_job import (
     MAX_PARTS_PER_JOB,
     BuildDelayedIndexJob,
@@ -22,7 +22,7 @@ from logstore.delayed.index_build_job import (
     PlannedBucketRange,
     split_log_into_bucket_ranges,
 )
-from logstore.delayed.services.delivery_time_reader import DeliveryTimeReader, WaitingMessageFilter, last_position
+from logstore.delayed.services.log_sealer import DeliveryTimeReader, WaitingMessageFilter, last_position
 from logstore.delayed.snapshot_file import IndexSnapshotWriter
 from logstore.errors import CorruptData, MissingData
 from logstore.ports.catalog.deletion import Claim

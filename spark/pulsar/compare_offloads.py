@@ -39,8 +39,7 @@ from logstore.reconciliation.findings import Finding, FindingKind
 from spark.job_runner import JobContext
 from spark.pulsar.cluster_facts import OFFLOADS, require_all_rows
 from spark.pulsar.list_offloads import OFFLOADED_OBJECTS
-from spark.reconciliation.fact_files import TIERED_OBJECTS, read_facts, read_grouped_batches
-from spark.reconciliation.tiered_object_facts import UPLOAD
+from spark.reconciliation.fact_files import TIERED_OBJECTS, UPLOAD, read_facts, read_grouped_batches
 
 _OFFLOAD_CONTEXT: Final = "offload_context"  # field of a managed ledger
 _MAX_SAMPLED_OFFLOADS: Final = 50

@@ -18,8 +18,13 @@ from logstore.pulsar.plan_jobs import LISTED, ListOffloadsJob
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from spark.job_runner import JobContext
 from spark.pulsar.cluster_facts import MAX_LEDGERS_PER_GROUP
-from spark.reconciliation.fact_files import TIERED_OBJECTS, GroupedFactFiles, choose_group_count
-from spark.reconciliation.tiered_object_facts import iterate_upload_facts, split_tiered_objects
+from spark.reconciliation.fact_files import (
+    TIERED_OBJECTS,
+    GroupedFactFiles,
+    choose_group_count,
+    iterate_upload_facts,
+    split_tiered_objects,
+)
 from spark.sources.bucket_listings import TIERED_RANGES, KeyRange, to_record_batches
 
 OFFLOADED_OBJECTS: Final = "offloaded_objects"

@@ -21,7 +21,7 @@ from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import CLUSTER_KINDS, Finding, FindingKind
 from spark.job_runner import JobContext
-from spark.reconciliation.candidate_verification import DROPPED, Verification, Verifier, verify_candidate_pages
+from spark.reconciliation.verify_findings import DROPPED, Verification, Verifier, verify_candidate_pages
 
 
 def verify_cluster_findings(cluster: PulsarCluster, context: JobContext, job: VerifyClusterJob) -> BulkJobSummary:

@@ -3,7 +3,7 @@
 The results are candidates, in the schema of findings. `verify-findings` checks each candidate again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,31 +12,339 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from logstore.catalog.reconciliation.bulk_queries import NUMBER_MODULUS, SIZE_MODULUS
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
+from logstore.log.ledgers import CopyKind
 from logstore.positions import LedgerId
+from logstore.reconciliation.finding_files import FINDING_SCHEMA
 from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.plausibility_guards import CopyOverlap
-from spark.reconciliation.compare_tiered_copies import (
-    compare_tiered_copies,
-    count_copies_in_unlisted_buckets,
-    count_copies_without_lengths,
-    count_tiered_overlap,
-)
-from spark.reconciliation.shard_group import (
-    PRIMARY,
-    ComparisonLimits,
-    Ids,
-    IntentIds,
-    LedgerRowColumns,
-    Mask,
-    ReadSegments,
-    ShardGroup,
-    StoredLedgerObjects,
-    find_positions,
-    make_finding_rows,
-    weighted_segment_terms,
-)
-from spark.sources.object_key_parser import META
+from spark.reconciliation.fact_files import LEDGERS, YOUNG
+from spark.sources.bucket_listings import META
+
+Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+PRIMARY: Final = CopyKind.LEDGER.value
+TIERED: Final = CopyKind.OFFLOADED_LEDGER.value
+
+ReadSegments = Callable[[Ids], pa.Table]
+"""Function that reads `ledger_id, number, size_bytes` of the segments that the catalog has now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardGroup:
+    """Facts about a group of shards, in any order, in the schemas of `fact_files`."""
+
+    objects: pa.Table
+    tiered: pa.Table
+    ledgers: pa.Table
+    copies: pa.Table
+    intents: pa.Table
+    read_segments: ReadSegments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonLimits:
+    """Bounds of a comparison. Objects and rows beyond these bounds are left out."""
+
+    before_us: int  # younger objects, by the object store's clock, are left out
+    rows_before_us: int  # younger rows, by the catalog's clock, are left out
+    next_ledger_id: int  # no ledger has this id or a higher one
+    bucket: str  # primary bucket
+    tiered_buckets: frozenset[str]  # tiered buckets that were listed
+    endpoints: frozenset[str] = frozenset({""})  # endpoints by which offload contexts name the listed store
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLedgerObjects:
+    """Objects of the primary bucket, ascending by ledger and number, with sums by ledger."""
+
+    ledger: Ids  # ledger id of each object
+    number: npt.NDArray[np.int32]
+    digest: npt.NDArray[np.uint64]
+    size: Ids
+    modified: Ids
+    ids: Ids  # id of each ledger
+    start: npt.NDArray[np.intp]  # index of the ledger's first object
+    newest: Ids
+    objects: Ids
+    total: Ids  # bytes
+
+    @staticmethod
+    def from_table(table: pa.Table) -> "StoredLedgerObjects":
+        """Convert a table in the schema `OBJECTS`, in any order. An object that an inventory repeats is used once."""
+        names = ("ledger_id", "number", "digest", "size_bytes", "modified_us")
+        ledger, number, digest, size, modified = _sort_and_deduplicate_objects(
+            *(table[name].to_numpy() for name in names)
+        )
+        ids, start, objects = np.unique(ledger, return_index=True, return_counts=True)
+        if not len(ids):
+            empty = np.empty(0, np.int64)
+            return StoredLedgerObjects(ledger, number, digest, size, modified, ids, start, empty, empty, empty)
+        newest, total = np.maximum.reduceat(modified, start), np.add.reduceat(size, start)
+        return StoredLedgerObjects(
+            ledger, number, digest, size, modified, ids, start, newest, objects.astype(np.int64), total
+        )
+
+
+def _sort_and_deduplicate_objects(ledger: Ids, number: Any, digest: Any, size: Ids, modified: Ids) -> tuple[Any, ...]:  # noqa: ANN401
+    """Sort objects. If several objects have the same key, keep only the newest one."""
+    order = np.lexsort((number, ledger))
+    if ((np.diff(ledger[order]) == 0) & (np.diff(number[order]) == 0)).any():  # rare, so the cheap order comes first
+        order = np.lexsort((modified, digest, number, ledger))
+        key = [column[order] for column in (ledger, number, digest)]
+        is_repeated = np.logical_and.reduce([column[1:] == column[:-1] for column in key])
+        order = order[np.append(~is_repeated, True)]
+    return tuple(column[order] for column in (ledger, number, digest, size, modified))
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRowColumns:
+    """Columns of the rows of ledgers, ascending by id. The fields are in the order of `LEDGERS`."""
+
+    ids: Ids
+    digest: npt.NDArray[np.uint64]
+    creating: Mask
+    primary: npt.NDArray[np.int8]
+    referenced: Mask
+    segments: Ids
+    last_segment: Ids
+    size: Ids
+    created_us: Ids
+    differs_from_segments: Mask
+    moment: Ids
+
+    @staticmethod
+    def from_table(table: pa.Table) -> "LedgerRowColumns":
+        columns = [table[name].to_numpy() for name in LEDGERS.names if name != "list_id"]
+        order = np.argsort(columns[0])
+        return LedgerRowColumns(*(column[order] for column in columns))
+
+
+@dataclass(frozen=True, slots=True)
+class IntentIds:
+    pending: Ids  # ledgers with an intent for the primary copy
+    dead: Ids  # ledgers with a dead letter for the primary copy
+    tiered_pending: frozenset[str]  # uuids of tiered copies with an unfinished intent
+    tiered_dead: frozenset[str]
+    unreadable: frozenset[int]  # ledgers with an intent for a tiered copy of unknown uuid
+
+    @staticmethod
+    def from_table(table: pa.Table) -> "IntentIds":
+        is_pending, is_primary = pc.equal(table["state"], "PENDING"), pc.equal(table["copy"], PRIMARY)
+        is_dead, is_tiered = pc.invert(is_pending), pc.invert(is_primary)
+        is_unreadable = pc.and_(is_tiered, pc.equal(table["uuid"], ""))
+        ledger_ids, uuids = table["ledger_id"], table["uuid"]
+        return IntentIds(
+            pending=ledger_ids.filter(pc.and_(is_primary, is_pending)).to_numpy(),
+            dead=ledger_ids.filter(pc.and_(is_primary, is_dead)).to_numpy(),
+            tiered_pending=frozenset(uuids.filter(pc.and_(is_tiered, is_pending)).to_pylist()),
+            tiered_dead=frozenset(uuids.filter(pc.and_(is_tiered, is_dead)).to_pylist()),
+            unreadable=frozenset(ledger_ids.filter(is_unreadable).to_pylist()),
+        )
+
+
+def weighted_segment_terms(number: Ids, size: Ids) -> Ids:
+    """Return the term of each segment in the sum of `bulk_queries.select_weighted_segment_sums`."""
+    place = number % NUMBER_MODULUS + 1
+    terms: Ids = place * place * (size % SIZE_MODULUS)
+    return terms
+
+
+def find_positions(ascending: Ids, values: Ids) -> tuple[npt.NDArray[np.intp], Mask]:
+    """Return the index of each value in `ascending`, and whether `ascending` contains the value."""
+    if not len(ascending):
+        return np.zeros(len(values), np.intp), np.zeros(len(values), np.bool_)
+    positions = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
+    return positions, ascending[positions] == values
+
+
+def make_finding_rows(kind: FindingKind, rows: int, **columns: Any) -> pa.Table:  # noqa: ANN401 - arrays, lists or one value
+    """Return rows of `FINDING_SCHEMA`. A single value fills the whole column. A missing column is empty."""
+    empty: dict[str, Any] = {"ledger_id": None, "row_id": None, "newest_us": None, "objects": 0, "size_bytes": 0}
+    arrays = []
+    for field in FINDING_SCHEMA:
+        value = kind.value if field.name == "kind" else columns.get(field.name, empty.get(field.name, ""))
+        if isinstance(value, (str, int)) or value is None:
+            arrays.append(pa.repeat(pa.scalar(value, field.type), rows))
+        else:
+            array = value if isinstance(value, (pa.Array, pa.ChunkedArray)) else pa.array(value, field.type)
+            arrays.append(array.cast(field.type))
+    return pa.table(arrays, schema=FINDING_SCHEMA)
+
+
+_PARTS: Final = ("data", "index")
+_UNREADABLE: Final = "an offload context of its ledger cannot be read, and may name it"
+_REFUSED: Final = "its deletion is a dead letter, or this catalog never gave out its id"
+_LOST_LEDGER: Final = "the ledger's row is lost; repair the catalog by hand"
+
+Row = Mapping[str, Any]
+
+
+def compare_tiered_copies(group: ShardGroup, intents: IntentIds, limits: ComparisonLimits) -> list[pa.Table]:
+    """Find tiered objects without an offload context, and contexts whose objects are absent or have another length.
+
+    An unreadable context of a ledger may name any tiered object of the ledger. None of them is then an orphan.
+    """
+    copies = group.copies
+    unreadable = intents.unreadable | set(copies.filter(pc.equal(copies["uuid"], ""))["ledger_id"].to_pylist())
+    named_copies = set(zip(copies["ledger_id"].to_pylist(), copies["uuid"].to_pylist(), strict=True))
+    aggregates = [
+        ("size_bytes", "sum"),
+        ("modified_us", "max"),
+        ("part", "list"),
+        ("size_bytes", "list"),
+        ("modified_us", "list"),
+    ]
+    pairs = group.tiered.group_by(["ledger_id", "bucket", "uuid"]).aggregate(aggregates).to_pylist()
+    unnamed = [
+        pair
+        for pair in pairs
+        if (pair["ledger_id"], pair["uuid"]) not in named_copies
+        and pair["modified_us_max"] < limits.before_us
+        and pair["uuid"] not in intents.tiered_pending
+    ]
+    doubtful = [pair for pair in unnamed if pair["ledger_id"] in unreadable]
+    readable = [pair for pair in unnamed if pair["ledger_id"] not in unreadable]
+    is_refused = [
+        pair["uuid"] in intents.tiered_dead or pair["ledger_id"] >= limits.next_ledger_id for pair in readable
+    ]
+    orphans = [pair for pair, refused in zip(readable, is_refused, strict=True) if not refused]
+    refused_pairs = [pair for pair, refused in zip(readable, is_refused, strict=True) if refused]
+    parts_by_copy = {(pair["ledger_id"], pair["uuid"]): set(pair["part_list"]) for pair in pairs}
+    lost_ledgers = pc.unique(copies.filter(pc.is_null(copies["created_us"]))["ledger_id"])
+    return [
+        _make_copy_findings(orphans, FindingKind.ORPHAN_OFFLOAD, "no context names it"),
+        _make_copy_findings(refused_pairs, FindingKind.MISMATCH, _REFUSED),
+        _make_copy_findings(doubtful, FindingKind.MISMATCH, _UNREADABLE),
+        make_finding_rows(FindingKind.MISSING_DATA, len(lost_ledgers), ledger_id=lost_ledgers, detail=_LOST_LEDGER),
+        _find_absent_objects(copies, parts_by_copy, limits),
+        *_find_changed_lengths(copies, pairs, limits),
+    ]
+
+
+def _make_copy_findings(pairs: Sequence[Row], kind: FindingKind, detail: str) -> pa.Table:
+    """Return one finding for each attempt to offload. Its column `objects` does not count unfinished uploads."""
+    return make_finding_rows(
+        kind,
+        len(pairs),
+        ledger_id=[pair["ledger_id"] for pair in pairs],
+        copy=TIERED,
+        bucket=[pair["bucket"] for pair in pairs],
+        key=[f"{pair['uuid']}-ledger-{pair['ledger_id']}" for pair in pairs],
+        uuid=[pair["uuid"] for pair in pairs],
+        objects=[sum(part != "upload" for part in pair["part_list"]) for pair in pairs],
+        size_bytes=[pair["size_bytes_sum"] for pair in pairs],
+        newest_us=[pair["modified_us_max"] for pair in pairs],
+        detail=[
+            f"an unfinished upload: {detail}" if set(pair["part_list"]) == {"upload"} else detail for pair in pairs
+        ],
+    )
+
+
+def _find_absent_objects(
+    copies: pa.Table, parts_by_copy: Mapping[tuple[int, str], set[str]], limits: ComparisonLimits
+) -> pa.Table:
+    lost = [
+        (copy, part)
+        for copy in _select_comparable_copies(copies, limits)
+        for part in _PARTS
+        if part not in parts_by_copy.get((copy["ledger_id"], copy["uuid"]), ())
+    ]
+    return make_finding_rows(
+        FindingKind.MISSING_DATA,
+        len(lost),
+        ledger_id=[copy["ledger_id"] for copy, _ in lost],
+        copy=TIERED,
+        bucket=[copy["bucket"] for copy, _ in lost],
+        key=[_object_key(copy, part) for copy, part in lost],
+        uuid=[copy["uuid"] for copy, _ in lost],
+        size_bytes=[copy["size_bytes"] or 0 for copy, _ in lost],
+        detail="the offload context names an object that is absent",
+    )
+
+
+def _find_changed_lengths(copies: pa.Table, pairs: Sequence[Row], limits: ComparisonLimits) -> Iterator[pa.Table]:
+    """Find objects of LIVE copies with another length than the offload context states. Skip contexts without lengths.
+
+    A longer object is reported only if it is old.
+    """
+    stored = {
+        (pair["ledger_id"], pair["bucket"], pair["uuid"], part): (size, modified_us)
+        for pair in pairs
+        for part, size, modified_us in zip(
+            pair["part_list"], pair["size_bytes_list"], pair["modified_us_list"], strict=True
+        )
+    }
+    shorter: list[tuple[Row, str, int, int]] = []
+    longer: list[tuple[Row, str, int, int]] = []
+    for copy in _select_comparable_copies(copies, limits):
+        for part in _PARTS:
+            stated_length = copy[f"{part}_bytes"]
+            stored_object = stored.get((copy["ledger_id"], copy["bucket"], copy["uuid"], part))
+            if stated_length is None or stored_object is None:
+                continue
+            size, modified_us = stored_object
+            if size < stated_length:
+                shorter.append((copy, part, size, stated_length))
+            elif size > stated_length and modified_us < limits.before_us:
+                longer.append((copy, part, size, stated_length))
+    for kind, word, changed in (
+        (FindingKind.MISSING_DATA, "shorter", shorter),
+        (FindingKind.MISMATCH, "longer", longer),
+    ):
+        yield make_finding_rows(
+            kind,
+            len(changed),
+            ledger_id=[copy["ledger_id"] for copy, *_ in changed],
+            copy=TIERED,
+            bucket=[copy["bucket"] for copy, *_ in changed],
+            key=[_object_key(copy, part) for copy, part, *_ in changed],
+            uuid=[copy["uuid"] for copy, *_ in changed],
+            objects=1,
+            size_bytes=[size for _, _, size, _ in changed],
+            detail=[
+                f"the object is {word} than its offload context says: expected {stated_length:,} bytes, found {size:,}"
+                for _, _, size, stated_length in changed
+            ],
+        )
+
+
+def _select_comparable_copies(copies: pa.Table, limits: ComparisonLimits) -> list[dict[str, Any]]:
+    return [
+        copy
+        for copy in copies.filter(pc.equal(copies["state"], "LIVE")).to_pylist()
+        if _is_listed(copy, limits) and copy["uuid"] and (copy["created_us"] or YOUNG) < limits.rows_before_us
+    ]
+
+
+def _object_key(copy: Row, part: str) -> str:
+    return f"{copy['uuid']}-ledger-{copy['ledger_id']}{'-index' if part == 'index' else ''}"
+
+
+def count_copies_without_lengths(copies: pa.Table, limits: ComparisonLimits) -> int:
+    """Count listed copies whose contexts state no lengths. Only the existence of such a copy is compared."""
+    return sum(copy["data_bytes"] is None for copy in _select_comparable_copies(copies, limits))
+
+
+def count_tiered_overlap(group: ShardGroup, limits: ComparisonLimits) -> CopyOverlap:
+    """Count tiered copies in storage, in the catalog, and in both. Unfinished uploads do not count as copies."""
+    objects = group.tiered.filter(pc.not_equal(group.tiered["part"], "upload"))
+    stored = set(zip(objects["ledger_id"].to_pylist(), objects["uuid"].to_pylist(), strict=True))
+    copies = [copy for copy in group.copies.to_pylist() if copy["uuid"]]
+    named_count = sum(copy["state"] == "LIVE" and _is_listed(copy, limits) for copy in copies)
+    matched = stored & {(copy["ledger_id"], copy["uuid"]) for copy in copies}
+    return CopyOverlap(stored=len(stored), named=named_count, matched=len(matched))
+
+
+def count_copies_in_unlisted_buckets(copies: pa.Table, limits: ComparisonLimits) -> int:
+    return sum(not _is_listed(copy, limits) for copy in copies.select(["bucket", "endpoint"]).to_pylist())
+
+
+def _is_listed(copy: Row, limits: ComparisonLimits) -> bool:
+    return copy["bucket"] in limits.tiered_buckets and copy["endpoint"].rstrip("/") in limits.endpoints
+
 
 _LIVE: Final = 2  # in the column `primary`
 _LOST_COPIES: Final = "the rows of all of the ledger's copies are lost; repair the catalog by hand"

@@ -22,7 +22,13 @@ from logstore.reconciliation.bulk_job_inputs_and_results import (
 from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE
 from logstore.reconciliation.plausibility_guards import AGE_FLOOR_S
 from spark.job_runner import JobContext
-from spark.reconciliation.compare_shard_group import compare_shard_group, find_foreign_objects
+from spark.reconciliation.compare_shard_group import (
+    ComparisonLimits,
+    Ids,
+    ShardGroup,
+    compare_shard_group,
+    find_foreign_objects,
+)
 from spark.reconciliation.fact_files import (
     COPIES,
     INTENTS,
@@ -32,7 +38,6 @@ from spark.reconciliation.fact_files import (
     read_facts,
     read_ungrouped_batches,
 )
-from spark.reconciliation.shard_group import ComparisonLimits, Ids, ShardGroup
 from spark.sources.store_addresses import CatalogAddresses
 
 _FOREIGN_GROUP: Final = -1  # objects that belong to no ledger

@@ -4,17 +4,21 @@ A fact is an object or a row. Facts are split by groups of shards, so that one t
 in Arrow's IPC format, and are named `{stem}-{task}-{group}.arrow`. A task that runs twice leaves the same files.
 """
 
+import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from logstore.atomic_files import temporary_path
 from logstore.errors import PreconditionFailed
 from logstore.log.ledger_object_keys import SHARDS
+from logstore.ports.object_storage import OpenUpload
 
 YOUNG: Final = 2**62
 """Substitute for a time that the store does not give. The value is younger than any cut-off."""
@@ -222,3 +226,49 @@ def _read_batches(folder: Path, pattern: str) -> Iterator[pa.RecordBatch]:
             file = pa.ipc.open_file(source)
             for number in range(file.num_record_batches):
                 yield file.get_batch(number)
+
+
+UPLOAD: Final = "upload"
+"""Value of the column `part` of an unfinished upload."""
+
+_UPLOADS_PER_BATCH: Final = 10_000
+
+
+def replace_unknown_times(batch: pa.RecordBatch) -> pa.Array:
+    """Return the column `modified_us` with `YOUNG` in place of null."""
+    return pc.fill_null(batch.column("modified_us"), YOUNG)
+
+
+def split_tiered_objects(batch: pa.RecordBatch, bucket: str, pattern: str) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Return the objects whose keys match, in the schema `TIERED_OBJECTS`, and all other rows of the batch."""
+    parsed = pc.extract_regex(pc.cast(batch.column("key"), pa.string()), pattern)
+    mask = pc.is_valid(parsed)
+    keys, objects = parsed.filter(mask), batch.filter(mask)
+    columns = [
+        pc.cast(pc.struct_field(keys, "ledger"), pa.int64()),
+        pa.repeat(pa.scalar(bucket, pa.string()), len(keys)),
+        pc.struct_field(keys, "uuid"),
+        pc.if_else(pc.equal(pc.struct_field(keys, "index"), ""), "data", "index"),
+        objects.column("size_bytes"),
+        replace_unknown_times(objects),
+    ]
+    return pa.record_batch(columns, schema=TIERED_OBJECTS), batch.filter(pc.invert(mask))
+
+
+def iterate_upload_facts(uploads: Iterable[OpenUpload], bucket: str, pattern: str) -> Iterator[pa.RecordBatch]:
+    """Yield facts about the uploads whose keys match, in the schema `TIERED_OBJECTS`."""
+    matches = ((upload, re.fullmatch(pattern, upload.key)) for upload in uploads)
+    rows = (
+        {
+            "ledger_id": int(match["ledger"]),
+            "bucket": bucket,
+            "uuid": match["uuid"],
+            "part": UPLOAD,
+            "size_bytes": 0,
+            "modified_us": YOUNG if upload.started_us is None else upload.started_us,
+        }
+        for upload, match in matches
+        if match
+    )
+    while batch := list(islice(rows, _UPLOADS_PER_BATCH)):
+        yield pa.RecordBatch.from_pylist(batch, schema=TIERED_OBJECTS)

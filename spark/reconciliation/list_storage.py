@@ -21,18 +21,20 @@ from spark.reconciliation.fact_files import (
     TIERED_OBJECTS,
     GroupedFactFiles,
     choose_group_count,
+    iterate_upload_facts,
+    replace_unknown_times,
+    split_tiered_objects,
     write_ungrouped_facts,
 )
 from spark.reconciliation.read_catalog_rows import read_catalog_bounds
-from spark.reconciliation.tiered_object_facts import iterate_upload_facts, replace_unknown_times, split_tiered_objects
 from spark.sources.bucket_listings import (
     TIERED_RANGES,
     KeyRange,
     list_outside_shards,
+    parse_ledger_keys,
     shard_key_range,
     to_record_batches,
 )
-from spark.sources.object_key_parser import parse_ledger_keys
 from spark.sources.s3_inventory import (
     Inventory,
     InventoryTaskPart,

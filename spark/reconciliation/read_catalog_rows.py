@@ -22,6 +22,7 @@ from logstore.offload.tiered_copy import parse_lengths
 from logstore.positions import TopicId
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary, ReadLedgersAndIntentsJob
 from spark.job_runner import JobContext
+from spark.reconciliation.compare_shard_group import find_positions
 from spark.reconciliation.fact_files import (
     COPIES,
     INTENTS,
@@ -30,7 +31,6 @@ from spark.reconciliation.fact_files import (
     read_facts,
     write_ungrouped_facts,
 )
-from spark.reconciliation.shard_group import find_positions
 from spark.sources.store_addresses import CatalogAddresses
 
 _MIN_IDS_PER_TASK: Final = 500_000

@@ -12,7 +12,7 @@ from logstore.catalog.engine.arrow_bulk import open_arrow_reader
 from logstore.errors import UnknownObject, Unsupported
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
 from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket
-from logstore.log.services.segment_sources import TieredCopyFinder
+from logstore.log.services.segment_reader import TieredCopyFinder
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog.log import TopicState
 from logstore.ports.object_storage import OwnedStore

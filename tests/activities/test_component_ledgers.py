@@ -6,13 +6,11 @@ from contextlib import closing
 import pytest
 
 from logstore.catalog import Catalog
-from logstore.cursors.services.cursor_snapshots import CursorSnapshots
-from logstore.cursors.services.subscriptions import Subscriptions
+from logstore.cursors.services.subscriptions import CursorSnapshots, Subscriptions
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
-from logstore.log.services.component_ledgers import ComponentLedgers
+from logstore.log.services.component_ledgers import ComponentLedgers, SchemaRegistry
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.log.services.schemas import SchemaRegistry
 from logstore.ports.catalog.deletion import AuditCause, Claim
 from logstore.positions import LedgerId, Position
 from tests.activities.activity_world import (

@@ -10,7 +10,7 @@ from logstore.errors import InvalidInput
 from tests.architecture.documented import Shown, commands_of
 from tests.architecture.source import ROOT
 from workers.cli import app
-from workers.cli.usage_errors import NOTHING, to_usage_error
+from workers.cli.command_errors import NOTHING, to_usage_error
 
 _DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 _SHOWN = [shown for document in _DOCUMENTS for shown in commands_of(document, ROOT)]

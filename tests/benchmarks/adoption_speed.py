@@ -19,12 +19,12 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import SHARDS, meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
-from logstore.log.segment_format import encode_segment
-from logstore.log.segment_metadata import (
+from logstore.log.segment_format import (
     EXTENT_FIELD,
     UPLOAD_ID_FIELD,
     RegisteredLedgerExtent,
     SegmentUploadId,
+    encode_segment,
     sha256_hex,
 )
 from logstore.log.services.segment_reader import build_digest_metadata

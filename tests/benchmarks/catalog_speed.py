@@ -16,8 +16,8 @@ from sqlalchemy import insert
 from logstore.catalog import Catalog, Database, migrate_catalog
 from logstore.catalog import tables as t
 from logstore.deletion.retention import RetentionPolicy
+from logstore.log.entries import ProducerSequenceRange
 from logstore.log.ledgers import LedgerState
-from logstore.log.producer_sequences import ProducerSequenceRange
 from logstore.ports.catalog.deletion import AuditCause, Claim
 from logstore.ports.catalog.log import RegisterSegmentResult, RegisterSegmentWrite, Topic
 from logstore.positions import LedgerId

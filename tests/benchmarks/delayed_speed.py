@@ -20,12 +20,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from logstore.cursors.cursor_state import pack_acknowledged, unpack_acknowledged
-from logstore.delayed.bucket_contents import merge_sorted_sources
-from logstore.delayed.compressed_rows import CompressedRows
-from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.delayed_rows import CompressedRows, DelayedRows, merge_sorted_sources
 from logstore.delayed.entry_bitmaps import add_entries
-from logstore.delayed.snapshot_file import IndexSnapshotWriter, read_segment
-from logstore.delayed.snapshot_footer import parse_snapshot_footer
+from logstore.delayed.snapshot_file import IndexSnapshotWriter, parse_snapshot_footer, read_segment
 from logstore.positions import LedgerId, Position, TopicId
 from tests.benchmarks.delayed_on_stack import building, recovery
 from tests.benchmarks.stage import stage

@@ -5,14 +5,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from logstore.cursors.services.cursor_snapshots import CursorSnapshots
-from logstore.cursors.services.subscriptions import Subscriptions
+from logstore.cursors.services.subscriptions import CursorSnapshots, Subscriptions
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import Component
 from logstore.log.services import Clock
-from logstore.log.services.component_ledgers import ComponentLedgers
+from logstore.log.services.component_ledgers import ComponentLedgers, SchemaRegistry
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.log.services.schemas import SchemaRegistry
 from logstore.ports.catalog.log import Ledger, RegisterSegmentWrite, Topic
 from logstore.positions import LedgerId, Position
 from tests.fakes.catalog import FakeCatalog

@@ -9,7 +9,7 @@ from tests.pulsar_cluster.damage import FIRST_PLANTED_ID
 from tests.pulsar_cluster.ledger_entries import read_entries
 from tests.pulsar_cluster.scenario import DamagedCluster
 from tests.pulsar_cluster.traffic import Traffic
-from workers.cli.exit_codes import ExitCode
+from workers.cli.command_errors import ExitCode
 from workers.demo.promise_report import PromiseResult
 
 _LIMIT: Final = 3

@@ -22,7 +22,7 @@ from tests.pulsar_cluster.ledger_entries import read_entries
 from tests.pulsar_cluster.ledger_list import LedgerList
 from tests.pulsar_cluster.traffic import Traffic
 from tests.pulsar_cluster.waits import wait_until
-from workers.cli.exit_codes import ExitCode
+from workers.cli.command_errors import ExitCode
 from workers.demo.temporary_homes import kill_processes_and_remove_home, make_home
 from workers.operations.service_checks import WORKER
 

@@ -17,7 +17,7 @@ from logstore.reconciliation.bulk_job_inputs_and_results import (
     BulkJobSummary,
     ReadLedgersAndIntentsJob,
 )
-from spark import job_runner, job_spans
+from spark import job_runner
 from spark import warm_session as sessions
 from spark.job_runner import JobContext, JobMain, SparkBulkJobs
 from spark.published_output import PublishedOutputs
@@ -31,7 +31,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     """Spans of bulk jobs while the test runs."""
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    for module in (job_spans, job_runner, sessions):
+    for module in (job_runner, sessions):
         monkeypatch.setattr(module, "_tracer", provider.get_tracer("test"))
     yield exporter
     provider.shutdown()
@@ -109,6 +109,6 @@ def test_spark_that_cannot_tell_of_its_jobs_fails_no_bulk_job(
     def forget(*_: object) -> None:
         raise RuntimeError("no such job")
 
-    monkeypatch.setattr(job_spans, "_record_job_span", forget)
+    monkeypatch.setattr(job_runner, "_record_job_span", forget)
     _run(warm, tmp_path, lambda run, job: BulkJobSummary(counts={"n": len(run.run_in_executors("square", [2], abs))}))
     assert [one.name for one in spans.get_finished_spans()][-1] == "bulk read-references"

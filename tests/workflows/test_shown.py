@@ -59,10 +59,10 @@ from activities.reconciliation.inputs_and_results import (
     BeginPlanInput,
     BeginScrubInput,
     BulkJobInput,
-    ConcludeScrubInput,
     CutScrubInput,
     PlanStepInput,
     ScrubPageInput,
+    ScrubRunId,
 )
 from activities.records.inputs_and_results import (
     CheckEndRecordsInput,
@@ -166,7 +166,7 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "reconciliation.begin_scrub": (BeginScrubInput(run_id="s", topic_ids=[1, 2], **_WHY), "2 topics: 1, 2, run s"),
     "reconciliation.cut_scrub": (CutScrubInput(run_id="s"), "run s"),
     "reconciliation.scrub_page": (ScrubPageInput(run_id="s", page=3, bytes_per_s=1), "page 3, run s"),
-    "reconciliation.conclude_scrub": (ConcludeScrubInput(run_id="s"), "run s"),
+    "reconciliation.conclude_scrub": (ScrubRunId(run_id="s"), "run s"),
     "pulsar.begin_apply": (BeginClusterApplyInput(run_id="p", actor="me", limit=5), "at most 5 rows, run p"),
     "pulsar.apply_page": (ApplyClusterPageInput(run_id="p", page=3), "page 3, run p"),
     "pulsar.conclude_apply": (ConcludeClusterApplyInput(run_id="p", actor="me"), "run p"),

@@ -16,9 +16,7 @@ from activities.pulsar.abort_transactions import AbortTransactionsActivities
 from activities.pulsar.apply_cluster import ApplyClusterActivities
 from activities.pulsar.plan_cluster import PlanClusterActivities
 from activities.pulsar.undo_cluster import UndoClusterActivities
-from activities.reconciliation.apply_orphans import ApplyOrphansActivities
-from activities.reconciliation.apply_preview import ApplyPreview
-from activities.reconciliation.delete_single_objects import SingleObjectDeletion
+from activities.reconciliation.apply_orphans import ApplyOrphansActivities, ApplyPreview
 from activities.reconciliation.plan_orphans import PlanOrphansActivities
 from activities.reconciliation.scrub_ledgers import ScrubLedgersActivities
 from activities.records.defragment_raid_ship import (
@@ -66,9 +64,7 @@ class WorkerActivities:
         self.applying = ApplyOrphansActivities(
             catalog=catalog,
             inspector=inspector,
-            objects=SingleObjectDeletion(
-                reconciliation=catalog.reconciliation, inspector=inspector, objects=log.objects
-            ),
+            objects=log.objects,
             bulk=log.bulk,
         )
         self.scrubbing = ScrubLedgersActivities(catalog=catalog, inspector=inspector, bulk=log.bulk)

@@ -13,24 +13,20 @@ from typing import Final
 from uuid import uuid4
 
 from logstore.catalog import Catalog
-from logstore.cursors.services.cursor_snapshots import CursorSnapshots
-from logstore.cursors.services.subscriptions import Subscriptions
+from logstore.cursors.services.subscriptions import CursorSnapshots, Subscriptions
 from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.delayed.services.bucket_merger import Merger
-from logstore.delayed.services.bucket_snapshots import IndexBucketSnapshots
-from logstore.delayed.services.built_index_publisher import BuiltIndexPublisher
+from logstore.delayed.services.bucket_snapshots import BuiltIndexPublisher, IndexBucketSnapshots
 from logstore.delayed.services.consumers import MessageDelivery
-from logstore.delayed.services.delivery_time_reader import DeliveryTimeReader
-from logstore.delayed.services.log_sealer import Sealer
+from logstore.delayed.services.log_sealer import DeliveryTimeReader, Sealer
 from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
 from logstore.log.services import RollPolicy, TopicLogs
-from logstore.log.services.component_ledgers import ComponentLedgers
+from logstore.log.services.component_ledgers import ComponentLedgers, SchemaRegistry
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.log.services.schemas import SchemaRegistry
-from logstore.log.services.segment_sources import TieredCopyFinder
+from logstore.log.services.segment_reader import TieredCopyFinder
 from logstore.offload.services.tiered_copy_upload import Offloader
 from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.object_storage import BucketAtLocation, OwnedStore, StorageByCopyKind

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from logstore.catalog import Catalog
     from logstore.ports.catalog.log import Topic
     from workers.assembly.log_store import LogStore
-    from workers.cli.exit_codes import CommandFailure
+    from workers.cli.command_errors import CommandFailure
     from workers.client import Sexton
     from workers.settings import LoadedSettings, Settings
 
@@ -129,11 +129,10 @@ class CommandContext:
     """Settings and open resources of one command. The resources are closed when the command ends."""
 
     def __init__(
-        self, services: CommandServices, *, command: str, flags: Mapping[str, object], as_json: bool, wide: bool = False
+        self, services: CommandServices, *, command: str, flags: Mapping[str, object], wide: bool = False
     ) -> None:
         self.services = services
         self._command = command
-        self.as_json = as_json
         self.wide = wide
         self._flags = flags
         self._opened = ExitStack()

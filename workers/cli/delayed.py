@@ -4,19 +4,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command, create_command_group
-from workers.cli.job_commands import (
-    CommandLineJob,
-    JobOrAnswer,
-    answer_partial_failure,
-    answer_partial_failure_if_any,
-    answer_topic_builds,
-    job_command,
-    select_topics,
-)
-from workers.cli.shared_options import AllTopics, DryRun, Master, OneTopic, Reason, TopicArgument
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_topic_builds
+from workers.cli.output import Answer, answer_partial_failure, answer_partial_failure_if_any, print_note
+from workers.cli.shared_options import AllTopics, DryRun, Master, OneTopic, Reason, TopicArgument, select_topics
 from workers.human_readable_values import decode_topic_name, format_time_to_microsecond, select_fields
 
 if TYPE_CHECKING:
@@ -25,7 +17,7 @@ if TYPE_CHECKING:
     from logstore.positions import LedgerId, Position
     from workflows.delayed.job_definitions import MergeBucketsResult, SealBucketsResult
 
-delayed = create_command_group("delayed", "Delayed messages: the buckets of their index.")
+delayed = create_command_group("delayed")
 
 _BUSY = "another job works on its buckets, and took longer than this one waited"
 _MAX_BUCKETS_HELP = "Merge until there are no more; by default the setting delayed_buckets, or one less than there are."
@@ -65,7 +57,7 @@ def show_index_buckets(context: CommandContext, name: TopicArgument) -> Answer:
         first, last = row["first_ledger"], row["last_ledger"]
         ledgers = first if first == last else f"{first} to {last}"  # null if the ledgers were removed meanwhile
         values = {"bucket": row["bucket_id"], "ledgers": ledgers}
-        display.append(values | {name: row[name] for name in ("messages", "segments", "state", "first_due")})
+        display.append(values | select_fields(row, "messages segments state first_due"))
     table = Answer(document=rows, display=display, title="buckets", empty="no delayed messages")
     return Answer(document={**facts, "buckets": rows}, display=facts, sections=[table])
 
@@ -77,8 +69,7 @@ def _make_bucket_row(bucket: "IndexBucket", state: str) -> dict[str, Any]:
         "last_ledger": bucket.last.ledger_id,
         **select_fields(bucket, "messages segments"),
         "state": state,
-        "first": str(bucket.first),
-        "last": str(bucket.last),
+        **select_fields(bucket, "first last"),
         "first_due": format_time_to_microsecond(bucket.first_ms * 1_000),
         "last_due": format_time_to_microsecond(bucket.last_ms * 1_000),
     }
@@ -109,7 +100,7 @@ def _find_merging_buckets(
     return {bucket.bucket_id for bucket in find_pair_to_merge(buckets) or ()}
 
 
-@job_command(delayed, "seal", "TOPIC", "TOPIC --no-wait")
+@command(delayed, "seal", "TOPIC", "TOPIC --no-wait")
 def seal_delayed_messages(context: CommandContext, name: TopicArgument, *, reason: Reason = "") -> JobOrAnswer:
     """Write a topic's delayed messages into index buckets. Remove index buckets that no reader needs any more.
 
@@ -128,11 +119,12 @@ def seal_delayed_messages(context: CommandContext, name: TopicArgument, *, reaso
         errors = [_BUSY] if result.held else result.troubles[: result.failed]
         return answer_partial_failure_if_any(document, [{"id": topic.topic_id, "error": error} for error in errors])
 
-    activity = "sealing delayed messages"
-    return CommandLineJob(lambda client: client.seal_buckets(topic, reason, context.actor), activity, answer)
+    return CommandLineJob(
+        lambda client: client.seal_buckets(topic, reason, context.actor), "sealing delayed messages", answer
+    )
 
 
-@job_command(delayed, "merge", "TOPIC", "TOPIC --max-buckets 1 --json")
+@command(delayed, "merge", "TOPIC", "TOPIC --max-buckets 1 --json")
 def merge_index_buckets(
     context: CommandContext, name: TopicArgument, *, max_buckets: MaxBuckets = None, reason: Reason = ""
 ) -> JobOrAnswer:
@@ -162,7 +154,7 @@ def _answer_merge(workflow_id: str, result: "MergeBucketsResult") -> Answer:
     return answer_partial_failure_if_any(document, failures)
 
 
-@job_command(delayed, "build", "TOPIC", '--all --reason "after a restore" --json')
+@command(delayed, "build", "TOPIC", '--all --reason "after a restore" --json')
 def build_delayed_index(
     context: CommandContext,
     name: OneTopic = None,

@@ -9,27 +9,26 @@ import typer
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import InvalidInput
 from logstore.positions import LedgerId
-from workers.cli.answer_output import Answer
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import command, create_command_group
+from workers.cli.command_registration import Wait, command, create_command_group
 from workers.cli.job_commands import (
     CommandLineJob,
     JobOrAnswer,
     announce_run,
     answer_deletion_outcomes,
-    job_command,
+    make_deletion_answer,
     wait_with_progress,
 )
+from workers.cli.output import Answer
 from workers.cli.shared_options import (
     MAX_RATE,
     DryRun,
     LedgerFilter,
     Reason,
     TopicFilter,
-    Wait,
-    check_nonnegative_numbers,
     cut_rows_with_note,
     encode_topic,
+    number_argument,
     print_empty_list_note,
 )
 from workers.human_readable_values import decode_topic_name, select_fields
@@ -37,10 +36,9 @@ from workers.human_readable_values import decode_topic_name, select_fields
 if TYPE_CHECKING:
     from workers.client import Sexton
     from workers.client.deletion_batches import BatchProgress, DeletionBatchControl
-    from workflows.deletion.job_definitions import SweepDeletionsResult
 
 
-deletion = create_command_group("deletion", "Deletions on their way, and those that failed.")
+deletion = create_command_group("deletion")
 
 State = Annotated[DeletionState | None, typer.Option("--state", case_sensitive=False, help="Only rows in this state.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="The most rows to show, newest first.")]
@@ -79,9 +77,8 @@ def _make_intent_row(intent: DeletionIntent) -> dict[str, Any]:
 
 def _make_intent_display_row(row: dict[str, Any]) -> dict[str, object]:
     outcome = "paused" if row["paused"] else None if row["outcome"] == row["state"] else row["outcome"]
-    values = {"id": row["id"], "topic": row["topic"], "ledger": row["ledger_id"]}
-    values |= {name: row[name] for name in ("copy", "state", "attempts")}
-    return values | {"problem": ": ".join(filter(None, (outcome, row["last_error"])))}
+    problem = ": ".join(filter(None, (outcome, row["last_error"])))
+    return {**select_fields(row, "id topic ledger=ledger_id copy state attempts"), "problem": problem}
 
 
 WorkflowId = Annotated[
@@ -131,10 +128,7 @@ def _control_batch_and_answer_progress(
     return Answer(document={"workflow_id": workflow_id, **values})
 
 
-Ids = Annotated[
-    list[int] | None,
-    typer.Argument(metavar="ID...", callback=check_nonnegative_numbers, help="Ids as `deletion list` shows them."),
-]
+Ids = Annotated[list[int] | None, number_argument("ID...", "Ids as `deletion list` shows them.")]
 All = Annotated[bool, typer.Option("--all", help="Every dead letter there is.")]
 
 
@@ -153,9 +147,8 @@ def redrive_dead_letters(
         raise InvalidInput("id", expected="ids of deletions or --all, one of the two", found=ids or [])
     row_ids = None if all else ids
     if dry_run:
-        return Answer(
-            document={"dry_run": True, "started": context.catalog.upkeep.count_redrivable_dead_letters(row_ids)}
-        )
+        count = context.catalog.upkeep.count_redrivable_dead_letters(row_ids)
+        return Answer(document={"dry_run": True, "started": count})
     context.require_store()
 
     async def redrive_and_answer(client: "Sexton") -> Answer:
@@ -172,15 +165,14 @@ def redrive_dead_letters(
     return context.run_with_client(redrive_and_answer)
 
 
-@job_command(deletion, "sweep", "", "--dry-run", "--no-wait --json")
+@command(deletion, "sweep", "", "--dry-run", "--no-wait --json")
 def sweep_deletions(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = False) -> JobOrAnswer:
     """Continue deletions that no workflow works on, and remove old finished rows. A schedule does this, too."""
     if dry_run:
         due = context.catalog.upkeep.count_sweep_backlog(older_than_s=context.settings.finished_retention)
         return Answer(document={"dry_run": True, **asdict(due)})
-
-    def answer(workflow_id: str, result: "SweepDeletionsResult") -> Answer:
-        counts = select_fields(result, "batches intents newborn uncertified forgotten")
-        return answer_deletion_outcomes(context, {"workflow_id": workflow_id, **counts}, result.outcomes)
-
-    return CommandLineJob(lambda client: client.sweep_deletions(reason, context.actor), "sweeping", answer)
+    return CommandLineJob(
+        lambda client: client.sweep_deletions(reason, context.actor),
+        "sweeping",
+        make_deletion_answer(context, "batches intents newborn uncertified forgotten"),
+    )

@@ -1,20 +1,16 @@
-"""Commands that start a job. They answer with the started run, or with the job's result and its failures."""
+"""Jobs that commands start. The answer is the started run, or the job's result with its failures."""
 
-import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
-from logstore.errors import InvalidInput, SextonError
+from logstore.errors import SextonError
 from logstore.positions import LedgerId
-from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import CommandGroup, command
-from workers.cli.exit_codes import ExitCode, get_exit_code_of_outcomes
-from workers.cli.progress_bar import show_progress_bar
-from workers.cli.shared_options import Wait
-from workers.human_readable_values import decode_topic_name
+from workers.cli.command_errors import ExitCode, get_exit_code_of_outcomes
+from workers.cli.output import MAX_FAILURES, Answer, answer_partial_failure, print_note, show_progress_bar, sort_counts
+from workers.human_readable_values import decode_topic_name, select_fields
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHandle
@@ -25,7 +21,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-_MAX_FAILURES = 100  # maximum length of the list `failed`; counts of outcomes include all rows
 _MAX_IDS = 10  # ids in a suggested command, which must fit into one line
 
 
@@ -58,42 +53,18 @@ class CommandLineJob(Generic[Result]):
     answer: Callable[[str, Result], Answer]  # takes the workflow's id and its result
     answer_started: Callable[[Mapping[str, object]], Answer] = lambda run: Answer(document=run)  # for `--no-wait`
 
+    def run(self, context: CommandContext, *, wait: bool) -> Answer:
+        async def start_and_answer(client: "Sexton") -> Answer:
+            handle = await self.start(client)
+            if not wait:
+                return self.answer_started(announce_run(client, handle))
+            return self.answer(handle.id, await wait_with_progress(client, handle, self.activity))
+
+        return context.run_with_client(start_and_answer)
+
 
 JobOrAnswer = CommandLineJob[Any] | Answer
 """Job to start, or an answer if no job is needed, as with `--dry-run`."""
-
-Body = TypeVar("Body", bound=Callable[..., JobOrAnswer])
-
-
-def job_command(app: CommandGroup, name: str, *examples: str) -> Callable[[Body], Body]:
-    """Register a command whose function returns a job. The command gets the option `--wait/--no-wait`."""
-
-    def register(body: Body) -> Body:
-        def run(context: CommandContext, *, wait: bool, **arguments: object) -> Answer:
-            request = body(context, **arguments)
-            if isinstance(request, Answer):
-                return request
-
-            async def start(client: "Sexton") -> Answer:
-                handle = await request.start(client)
-                if not wait:
-                    return request.answer_started(announce_run(client, handle))
-                return request.answer(handle.id, await wait_with_progress(client, handle, request.activity))
-
-            return context.run_with_client(start)
-
-        signature = inspect.signature(body)
-        option = inspect.Parameter("wait", inspect.Parameter.KEYWORD_ONLY, default=True, annotation=Wait)
-        run.__doc__ = body.__doc__
-        run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
-        command(app, name, *examples)(run)
-        return body
-
-    return register
-
-
-def sort_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    return {str(name): int(count) for name, count in sorted(counts.items())}
 
 
 def answer_deletion_outcomes(
@@ -115,28 +86,20 @@ def answer_deletion_outcomes(
     return answer_partial_failure(document, rows)
 
 
-def answer_partial_failure(document: Mapping[str, object], failures: Sequence[Mapping[str, object]]) -> Answer:
-    """Answer with exit code `PARTIAL` and at most 100 failures. People see the failures as a table."""
-    rows = list(failures[:_MAX_FAILURES])
-    table = Answer(document=rows, title="failed", columns_below=("error",))
-    return Answer(
-        document={**document, "failed": rows},
-        display={name: value for name, value in document.items() if name != "failed"},
-        sections=[table] if rows else [],
-        code=ExitCode.PARTIAL,
-    )
+def make_deletion_answer(
+    context: CommandContext,
+    fields: str = "",
+    *,
+    topic: "Topic | None" = None,
+    ledger_ids: Sequence[LedgerId] | None = None,
+) -> Callable[[str, Any], Answer]:
+    """Return the `answer` of a `CommandLineJob` whose result has `outcomes`. `fields` are more fields of the result."""
 
+    def answer(workflow_id: str, result: Any) -> Answer:  # noqa: ANN401 - the results of jobs have no common class
+        document = {"workflow_id": workflow_id, **select_fields(result, fields)}
+        return answer_deletion_outcomes(context, document, result.outcomes, topic=topic, ledger_ids=ledger_ids)
 
-def answer_partial_failure_if_any(document: Mapping[str, object], failures: Sequence[Mapping[str, object]]) -> Answer:
-    return answer_partial_failure(document, failures) if failures else Answer(document=document)
-
-
-def select_topics(context: CommandContext, name: str | None, *, all_topics: bool) -> "list[Topic] | None":
-    """Return the topic `name`, or `None` for `all_topics`. Raise `InvalidInput` unless exactly one of them is given."""
-    if (name is None) is not all_topics:
-        found = "neither" if name is None else f"{name} and --all"
-        raise InvalidInput("topic", expected="the name of one topic, or --all", found=found)
-    return None if name is None else [context.get_topic(name)]
+    return answer
 
 
 def answer_topic_builds(workflow_id: str, result: "BuildResult") -> Answer:
@@ -158,7 +121,7 @@ def find_failed_deletions_and_advise(
     topic_id = None if topic is None else topic.topic_id
     try:
         intents = context.catalog.deletions.list_failed_intents(
-            topic_id=topic_id, batch_id=batch_id, ledger_ids=ledger_ids, limit=_MAX_FAILURES
+            topic_id=topic_id, batch_id=batch_id, ledger_ids=ledger_ids, limit=MAX_FAILURES
         )
     except SextonError as fault:  # the answer is complete without the failures
         print_note(f"the catalog does not say which failed ({fault}); see `sexton deletion list`")

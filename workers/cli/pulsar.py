@@ -1,34 +1,53 @@
-"""Group `pulsar`: a real Pulsar cluster with BookKeeper. The commands of this module change nothing in the cluster."""
+"""Group `pulsar`: a real Pulsar cluster with BookKeeper. Only `abort` changes something in the cluster."""
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from logstore.errors import InvalidInput
+from logstore.pulsar.cluster_transactions import (
+    AFTER_ABORT,
+    BEFORE_ABORT,
+    AbortOutcome,
+    participant_from_document,
+    transaction_from_document,
+)
 from logstore.pulsar.plan_jobs import require_safe_times
 from logstore.pulsar.znode_names import MAX_LEDGER_ID
 from logstore.reconciliation.findings import CLUSTER_KINDS
-from workers.cli.answer_output import Answer, ConvertedRows, Row, SpooledRows, print_note
 from workers.cli.command_context import CommandContext
+from workers.cli.command_errors import ExitCode
 from workers.cli.command_registration import command, create_command_group
-from workers.cli.exit_codes import ExitCode
-from workers.cli.job_commands import CommandLineJob, JobOrAnswer, job_command
-from workers.cli.orphans.plan_and_apply import make_plan_answer
-from workers.cli.orphans.plan_runs import answer_started_plan
-from workers.cli.progress_bar import show_progress_bar
-from workers.cli.shared_options import Master
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer
+from workers.cli.orphans import answer_started_plan, make_plan_answer
+from workers.cli.output import (
+    Answer,
+    ConvertedRows,
+    Row,
+    SpooledRows,
+    answer_partial_failure_if_any,
+    print_note,
+    show_progress_bar,
+)
+from workers.cli.shared_options import DryRun, Master, Reason, check_transaction
 from workers.human_readable_values import format_time_to_microsecond, format_time_to_second, select_fields
-from workers.settings import parse_duration
+from workers.settings import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from infra.pulsar.index_bucket_scan import ScannedIndexBucket
     from infra.pulsar.ledger_explanation import LedgerExplanation
     from infra.pulsar.scan_facts import ScanProblem
-    from workflows.pulsar.job_definitions import PlanPulsarResult
+    from logstore.pulsar.cluster_transactions import OpenTransaction, TransactionParticipant
+    from workflows.pulsar.job_definitions import AbortTransactionsResult, PlanPulsarResult
 
-pulsar = create_command_group("pulsar", "A Pulsar cluster: ledgers that nothing refers to, and stuck transactions.")
+
+pulsar = create_command_group("pulsar")
 
 _LedgerId = Annotated[
     int, typer.Argument(metavar="LEDGER_ID", min=0, max=MAX_LEDGER_ID, help="Id of a BookKeeper ledger.")
@@ -56,11 +75,10 @@ def check(context: CommandContext) -> Answer:
     with show_progress_bar("checking the cluster"):
         result = context.services.check_pulsar_cluster(context.settings)
     rows = [select_fields(each, "name ok detail") for each in result.capabilities]
-    document = {"ok": result.ok, "cluster": result.cluster, "identity": result.identity, "capabilities": rows}
     return Answer(
-        document=document,
+        document={**select_fields(result, "ok cluster identity"), "capabilities": rows},
         display=rows,
-        sections=(Answer(document={}, text=f"cluster {result.cluster or '(no name)'}, identity {result.identity}\n"),),
+        footer=f"cluster {result.cluster or '(no name)'}, identity {result.identity}\n",
         code=ExitCode.DONE if result.ok else ExitCode.UNREACHABLE,
     )
 
@@ -84,7 +102,7 @@ _UnsafeAge = Annotated[
 ]
 
 
-@job_command(pulsar, "plan", "", "--older-than 3d --json", "--between 30m --no-wait")
+@command(pulsar, "plan", "", "--older-than 3d --json", "--between 30m --no-wait")
 def plan(
     context: CommandContext,
     *,
@@ -123,8 +141,8 @@ def _answer_plan(workflow_id: str, result: "PlanPulsarResult") -> Answer:
         print_note(f"incomplete: {reason}")
     facts = {
         "complete": not plan_result.incomplete,
-        "incomplete": list(plan_result.incomplete),
-        "scanned": {"ledgers": plan_result.ledgers, "references": plan_result.references},
+        "incomplete": plan_result.incomplete,
+        "scanned": select_fields(plan_result, "ledgers references"),
         "workflow_id": workflow_id,
     }
     display = {
@@ -148,9 +166,9 @@ def explain(context: CommandContext, ledger_id: _LedgerId) -> Answer:
     """
     with show_progress_bar("reading all references of the cluster"):
         explanation = context.services.explain_pulsar_ledger(context.settings, ledger_id)
-    document = _make_document(explanation)
-    references = explanation.references
-    shown = [f"/{each.path} ({each.source})" for each in references[:_MAX_REFERENCES_SHOWN]]
+    document = _make_explanation_document(explanation)
+    references = document["references"]
+    shown = [f"{each['path']} ({each['field']})" for each in references[:_MAX_REFERENCES_SHOWN]]
     if len(references) > _MAX_REFERENCES_SHOWN:
         shown.append(f"and {len(references) - _MAX_REFERENCES_SHOWN:,} more")
     facts = {
@@ -158,8 +176,7 @@ def explain(context: CommandContext, ledger_id: _LedgerId) -> Answer:
         "owner": document["owner"] and document["owner"]["path"],
         "references": "\n".join(shown) or None,
         **(document["metadata"] or {}),
-        "verdict": explanation.verdict.value,
-        "reason": explanation.reason,
+        **select_fields(document, "verdict reason"),
     }
     problems = Answer(document=document["problems"], empty="everything that may refer to a ledger was read")
     display = [{"fact": name, "value": value} for name, value in facts.items()]
@@ -193,7 +210,7 @@ def list_delayed_buckets(context: CommandContext, topic: _DelayedTopic = None) -
         display=ConvertedRows(rows, _make_bucket_display),
         columns_below=("topic", "problem"),
         empty="no subscription has index buckets",
-        sections=(Answer(document={}, text=f"index buckets: {summary}\n"),),
+        footer=f"index buckets: {summary}\n",
         code=ExitCode.UNREACHABLE if counts["unreadable"] else ExitCode.DONE,
     )
 
@@ -227,21 +244,16 @@ def _make_bucket_display(row: Mapping[str, Any]) -> Row:
     return {
         "subscription": row["subscription"],
         "ledgers": first if first == last else f"{first} to {last}",
-        "ledger": row["ledger_id"],
-        "state": row["state"],
-        "messages": row["messages"],
-        "bytes": row["size_bytes"],
-        **{name: row[name] for name in ("next_due", "topic", "problem")},
+        **select_fields(row, "ledger=ledger_id state messages bytes=size_bytes next_due topic problem"),
     }
 
 
-def _make_document(explanation: "LedgerExplanation") -> dict[str, Any]:
+def _make_explanation_document(explanation: "LedgerExplanation") -> dict[str, Any]:
     ledger, owner, metadata = explanation.ledger, explanation.owner, explanation.ledger.metadata
     return {
         "ledger_id": ledger.ledger_id,
         "metadata": {
-            "state": metadata.state.value,
-            "bytes": metadata.size_bytes,
+            **select_fields(metadata, "state bytes=size_bytes"),
             "bookies": sorted(metadata.bookie_ids),
             "created": format_time_to_second(ledger.znode.created_ms * 1_000),
             "version": ledger.znode.version,
@@ -250,7 +262,163 @@ def _make_document(explanation: "LedgerExplanation") -> dict[str, Any]:
         else None,
         "owner": {"component": owner.component.value, "path": f"/{owner.path}"} if owner else None,
         "references": [{"path": f"/{each.path}", "field": each.source} for each in explanation.references],
-        "verdict": explanation.verdict.value,
-        "reason": explanation.reason,
+        **select_fields(explanation, "verdict reason"),
         "problems": [{"path": f"/{each.path}", "reason": each.reason} for each in explanation.problems],
     }
+
+
+def _check_transactions(texts: Sequence[str]) -> list[str]:
+    """Return the ids without repetitions."""
+    from workflows.pulsar.job_definitions import MAX_ABORTED_TRANSACTIONS  # noqa: PLC0415 - start-up time
+
+    transactions = list(dict.fromkeys(str(check_transaction(text)) for text in texts))
+    if len(transactions) > MAX_ABORTED_TRANSACTIONS:
+        expected = f"at most {MAX_ABORTED_TRANSACTIONS} transactions"
+        raise InvalidInput("txn", expected=expected, found=len(transactions))
+    return transactions
+
+
+_Transactions = Annotated[
+    list[str],
+    typer.Argument(metavar="TXN...", callback=_check_transactions, help="As `pulsar transactions` shows them: 3:17."),
+]
+_UnsafeTransactionAge = Annotated[
+    bool, typer.Option("--unsafe-age", help="Also abort transactions younger than 10m, which clients may still use.")
+]
+_MinTransactionAge = Annotated[
+    str, typer.Option("--older-than", metavar="AGE", help="Leave out what is younger: 15m, 2h.")
+]
+_UNITS_S: Final = (86_400, 3_600, 60, 1)
+
+
+@command(pulsar, "transactions", "", "--older-than 1h", "--json")
+def list_transactions(context: CommandContext, *, older_than: _MinTransactionAge = "0s") -> Answer:
+    """List the open transactions of the cluster, oldest first, with their participants and who waits for them.
+
+    A topic does not deliver messages behind the first message of an open transaction. Subscriptions that have come so
+    far wait. A participant owes its part until the transaction commits or aborts. If a coordinator gives no answer, its
+    log is read from bookies. If a log or participant cannot be read either, the exit code is 4. The command changes
+    nothing, and needs the setting pulsar_admin_url.
+    """
+    min_age_s = parse_duration(older_than, "older-than")
+    with show_progress_bar("asking coordinators of transactions"):
+        report = context.services.read_pulsar_transactions(context.settings)
+    rows = [row for row in _make_transaction_rows(report.transactions) if row["age_s"] >= min_age_s]
+    problems = "".join(f"not read: {problem}\n" for problem in report.problems)
+    return Answer(
+        document={"transactions": rows, "problems": report.problems},
+        display=[_make_transaction_display_row(row) for row in rows],
+        columns_below=("messages", "acknowledgements"),
+        empty="no open transactions",
+        footer=problems,
+        code=ExitCode.UNREACHABLE if problems else ExitCode.DONE,
+    )
+
+
+@command(pulsar, "abort", "0:17 --dry-run", '0:17 1:4 --reason "its client is gone" --json')
+def abort_transactions(
+    context: CommandContext,
+    transactions: _Transactions,
+    *,
+    dry_run: DryRun = False,
+    unsafe_age: _UnsafeTransactionAge = False,
+    reason: Reason = "",
+) -> JobOrAnswer:
+    """Abort open transactions of the cluster, and check that they hold nobody back any more.
+
+    Consumers never see the messages of an aborted transaction, and get again what it has acknowledged. If a transaction
+    has ended, is being committed, or is younger than 10 minutes, the command is refused and nothing is aborted. Then
+    each transaction is aborted on its own: if one fails, the exit code is 5. The answer says who still waits for which
+    other transaction. With --dry-run, the command shows the transactions and changes nothing.
+    """
+    if dry_run:
+        with show_progress_bar("asking coordinators of transactions"):
+            abortable = context.services.require_abortable_pulsar_transactions(
+                context.settings, transactions, unsafe_age=unsafe_age
+            )
+        rows = _make_transaction_rows(abortable)
+        return Answer(
+            document={"dry_run": True, "transactions": rows},
+            display=[_make_transaction_display_row(row) for row in rows],
+            columns_below=("messages", "acknowledgements"),
+        )
+    return CommandLineJob(
+        lambda client: client.abort_transactions(
+            transactions, unsafe_age=unsafe_age, reason=reason, actor=context.actor
+        ),
+        "aborting",
+        partial(_answer_abort, context),
+    )
+
+
+def _answer_abort(context: CommandContext, workflow_id: str, result: "AbortTransactionsResult") -> Answer:
+    summary = context.catalog.reconciliation.get_run(result.run_id).summary
+    rows = _make_transaction_rows(
+        [transaction_from_document(summary[BEFORE_ABORT][each.txn]) for each in result.transactions]
+    )
+    for row, each in zip(rows, result.transactions, strict=True):
+        participants = map(participant_from_document, summary[AFTER_ABORT][each.txn])
+        row.update(select_fields(each, "outcome still_held"))
+        row["after"] = [_make_participant_row(participant) for participant in participants]
+    aborted = [each.txn for each in result.transactions if each.outcome == AbortOutcome.ABORTED]
+    failures = [{"id": each.txn, "error": each.problem} for each in result.transactions if each.txn not in aborted]
+    document = {"run_id": result.run_id, "workflow_id": workflow_id, "aborted": aborted, "transactions": rows}
+    answer = answer_partial_failure_if_any(document, failures)
+    display = [
+        {**select_fields(each, "txn outcome problem"), "still held": "\n".join(each.still_held)}
+        for each in result.transactions
+    ]
+    return replace(answer, display=display, columns_below=("problem", "still held"), sections=())
+
+
+def _make_transaction_rows(transactions: "Sequence[OpenTransaction]") -> list[dict[str, Any]]:
+    now_s = time.time()
+    return [
+        {
+            **select_fields(transaction, "txn=id coordinator coordinator_loaded state"),
+            "opened": format_time_to_second(transaction.opened_ms * 1_000),
+            "age_s": round(max(0.0, now_s - transaction.opened_ms / 1_000)),  # the coordinator's clock may be ahead
+            "timeout_s": transaction.timeout_ms / 1_000,
+            "participants": [_make_participant_row(participant) for participant in transaction.participants],
+        }
+        for transaction in transactions
+    ]
+
+
+def _make_participant_row(participant: "TransactionParticipant") -> dict[str, Any]:
+    return select_fields(participant, "topic subscription loaded owes position max_read_position waiting")
+
+
+def _make_transaction_display_row(row: dict[str, Any]) -> dict[str, Any]:
+    topics = [each for each in row["participants"] if each["subscription"] is None]
+    subscriptions = [each for each in row["participants"] if each["subscription"] is not None]
+    return {
+        **select_fields(row, "txn state opened"),
+        "age": _format_age(row["age_s"]),
+        "timeout": _format_age(round(row["timeout_s"])),
+        "waiting": len({(each["topic"], name) for each in topics for name in each["waiting"]}),
+        "messages": "\n".join(map(_describe_messages, topics)),
+        "acknowledgements": "\n".join(map(_describe_acknowledgements, subscriptions)),
+    }
+
+
+def _describe_messages(participant: dict[str, Any]) -> str:
+    if participant["position"] is None:
+        state = "" if participant["loaded"] else "not loaded, "
+        return f"{participant['topic']}: {state}owes {participant['owes']}"
+    waiting = f"; waiting: {', '.join(participant['waiting'])}" if participant["waiting"] else ""
+    return f"{participant['topic']}: messages from {participant['position']} on, owes {participant['owes']}{waiting}"
+
+
+def _describe_acknowledgements(participant: dict[str, Any]) -> str:
+    extent = f"up to {participant['position']}" if participant["position"] else "single ones"
+    extent = extent if participant["loaded"] else "not loaded"
+    subject = f"{participant['topic']}, subscription {participant['subscription']}"
+    return f"{subject}: acknowledgements ({extent}), owes {participant['owes']}"
+
+
+def _format_age(seconds: int) -> str:
+    """Format a duration in its two largest units, rounded down: 90 minutes are `1h 30m`."""
+    sizes = next((sizes for sizes in pairwise(_UNITS_S) if seconds >= sizes[0]), _UNITS_S[-1:])
+    parts = [seconds // sizes[0] * sizes[0], *(seconds % larger // size * size for larger, size in pairwise(sizes))]
+    return " ".join(format_duration(part) for part in parts if part) or "0s"

@@ -39,45 +39,43 @@ COMMANDS = {
     "demo": LazyCommandEntry(
         "Run the main job on a throw-away stack, kill a worker half way.", "stack_commands", "stack"
     ),
-    "trace": LazyCommandEntry("Draw the spans of a trace as a tree.", "trace.trace_command", "traces"),
+    "trace": LazyCommandEntry("Draw the spans of a trace as a tree.", "trace", "traces"),
     "replay": LazyCommandEntry(
         "Replay a job's history against the workflows of this build.", "workflows_and_schedules", "replays"
     ),
     "catalog": LazyCommandEntry("The SQL catalog.", "stack_commands"),
     "config": LazyCommandEntry("Settings and where they come from.", "stack_commands"),
-    "worker": LazyCommandEntry("Worker processes, and the builds of them.", "worker"),
+    "worker": LazyCommandEntry("Worker processes, and the builds of them.", "workers_and_owners"),
     "workflow": LazyCommandEntry("Jobs in Temporal.", "workflows_and_schedules"),
     "topic": LazyCommandEntry(
         "Topics: create, append, read, acknowledge, trim.",
-        "topic.topics",
-        other_modules=("topic.append", "topic.topic_jobs", "topic.read_and_acknowledge"),
+        "topics",
+        other_modules=("append",),
     ),
-    "ledger": LazyCommandEntry("Ledgers of a topic.", "ledger.ledgers", other_modules=("ledger.explain_and_audit",)),
+    "ledger": LazyCommandEntry("Ledgers of a topic.", "ledgers", other_modules=("ledger_explanation",)),
     "deletion": LazyCommandEntry("Deletions on their way, and those that failed.", "deletion"),
     "orphans": LazyCommandEntry(
         "What storage holds and nothing refers to: find it, look at it, remove it.",
-        "orphans.plan_and_apply",
-        other_modules=("orphans.report_and_list", "orphans.cluster_apply"),
+        "orphans",
+        other_modules=("orphans_report", "applies"),
     ),
     "scrub": LazyCommandEntry(
-        "Read every stored segment and tiered copy, and compare their digests.", "orphans.scrub", "scrubs"
+        "Read every stored segment and tiered copy, and compare their digests.", "orphans", "scrubs"
     ),
     "txn": LazyCommandEntry("Transactions: begin, commit, abort, and see what they still owe.", "txn"),
     "delayed": LazyCommandEntry("Delayed messages: the buckets of their index.", "delayed"),
-    "records": LazyCommandEntry(
-        "The record log, from which a lost catalog is rebuilt.", "records", other_modules=("rebuild_and_follow",)
-    ),
-    "tombstones": LazyCommandEntry("Tombstones: what durable deletes leave, and when that goes.", "tombstones"),
-    "audit": LazyCommandEntry("Destructive acts, with actor and reason.", "ledger.explain_and_audit"),
+    "records": LazyCommandEntry("The record log, from which a lost catalog is rebuilt.", "records"),
+    "tombstones": LazyCommandEntry("Tombstones: what durable deletes leave, and when that goes.", "records"),
+    "audit": LazyCommandEntry("Destructive acts, with actor and reason.", "ledgers"),
     "schedule": LazyCommandEntry(
         "Jobs that recur: sweep, trim, plan, and those of records.", "workflows_and_schedules"
     ),
     "pulsar": LazyCommandEntry(
         "A Pulsar cluster: ledgers that nothing refers to, and stuck transactions.",
         "pulsar",
-        other_modules=("pulsar_transactions", "pulsar_verify"),
+        other_modules=("applies",),
     ),
-    "owners": LazyCommandEntry("Which worker does the background work of which topics.", "owners"),
+    "owners": LazyCommandEntry("Which worker does the background work of which topics.", "workers_and_owners"),
 }
 
 
@@ -103,7 +101,10 @@ def import_command(name: str) -> Any:  # noqa: ANN401 - Typer does not export th
     for module in entry.other_modules:
         import_module(f"workers.cli.{module}")
     group = import_group(entry.module, entry.group or name)
-    return group.get_command(None, name) if entry.group else group
+    if entry.group:
+        return group.get_command(None, name)
+    group.help = entry.about
+    return group
 
 
 def import_group(module: str, group: str) -> Any:  # noqa: ANN401

@@ -1,16 +1,19 @@
 """Options of several commands, and checks of their values."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from logstore.errors import InvalidInput, UnknownObject
 from logstore.positions import LedgerId
 from logstore.validated_names import TopicName, check_audit_reason, check_producer_or_actor_name
-from workers.cli.answer_output import print_note
 from workers.cli.command_context import CommandContext
-from workers.cli.usage_errors import describe_whole_numbers, get_field_name
+from workers.cli.command_errors import describe_whole_numbers, get_field_name
+from workers.cli.output import print_note
+
+if TYPE_CHECKING:
+    from logstore.ports.catalog.log import Topic
 
 _MAX_INT = 2**63 - 1
 _MAX_FUNCTION_LENGTH = 64
@@ -30,11 +33,21 @@ def _check_reason(ctx: typer.Context, param: typer.CallbackParam, reason: str) -
     return check_audit_reason(reason)
 
 
-def check_nonnegative_numbers(param: typer.CallbackParam, value: int | list[int] | None) -> int | list[int] | None:
+def _check_nonnegative_numbers(param: typer.CallbackParam, value: int | list[int] | None) -> int | list[int] | None:
     for number in value if isinstance(value, list) else (value,):
         if number is not None and not 0 <= number <= _MAX_INT:
             raise InvalidInput(get_field_name(param), expected=describe_whole_numbers(0, _MAX_INT), found=number)
     return value
+
+
+def number_option(name: str, help_text: str, *, metavar: str = "N") -> Any:  # noqa: ANN401 - Typer's option
+    """Return an option for a whole number, 0 or more, or for a list of such numbers."""
+    return typer.Option(name, metavar=metavar, callback=_check_nonnegative_numbers, help=help_text)
+
+
+def number_argument(metavar: str, help_text: str) -> Any:  # noqa: ANN401 - Typer's argument
+    """Return an argument for a whole number, 0 or more, or for a list of such numbers."""
+    return typer.Argument(metavar=metavar, callback=_check_nonnegative_numbers, help=help_text)
 
 
 def check_names(param: typer.CallbackParam, names: list[str] | None) -> list[str] | None:
@@ -101,7 +114,6 @@ Reason = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Why; stored in the audit log.", callback=_check_reason)
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Tell what would be done, and change nothing.")]
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the workflow's result.")]
 _MASTER_HELP = "A Spark cluster; by default that of the workers' settings."
 Master = Annotated[
     str | None,
@@ -123,10 +135,15 @@ DurableDelete = Annotated[
     bool | None, typer.Option("--durable-delete/--no-durable-delete", help=_DURABLE_HELP, show_default=False)
 ]
 TopicFilter = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only what concerns this topic.")]
-LedgerFilter = Annotated[
-    int | None,
-    typer.Option("--ledger", metavar="ID", callback=check_nonnegative_numbers, help="Only what concerns this ledger."),
-]
+LedgerFilter = Annotated[int | None, number_option("--ledger", "Only what concerns this ledger.", metavar="ID")]
+
+
+def select_topics(context: CommandContext, name: str | None, *, all_topics: bool) -> "list[Topic] | None":
+    """Return the topic `name`, or `None` for `all_topics`. Raise `InvalidInput` unless exactly one of them is given."""
+    if (name is None) is not all_topics:
+        found = "neither" if name is None else f"{name} and --all"
+        raise InvalidInput("topic", expected="the name of one topic, or --all", found=found)
+    return None if name is None else [context.get_topic(name)]
 
 
 def encode_topic(topic: str | None) -> str | None:

@@ -7,14 +7,13 @@ from typing import Annotated, Final
 import typer
 from pydantic import SecretStr
 
-from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
+from workers.cli.command_errors import ExitCode
 from workers.cli.command_registration import command, create_command_group
-from workers.cli.exit_codes import ExitCode
-from workers.cli.progress_bar import announce_steps, show_progress_bar
+from workers.cli.output import Answer, announce_steps, print_note, show_progress_bar
 from workers.settings import SERVICE_SETTINGS, Settings, read_temporal_api_key
 
-stack = create_command_group("stack", "The embedded stack.", path="")
+stack = create_command_group("stack", path="")
 
 _SETTING_BY_VARIABLE: Final = {  # variables of `temporal` and of `aws`
     "TEMPORAL_NAMESPACE": "temporal_namespace",
@@ -125,7 +124,7 @@ def run_demo(context: CommandContext, *, topics: Topics = 3, ledgers: DemoLedger
     return Answer(document=report.to_json(), display=report.rows, code=ExitCode.DONE if report.ok else ExitCode.FAILED)
 
 
-catalog = create_command_group("catalog", "The SQL catalog.")
+catalog = create_command_group("catalog")
 
 
 @command(catalog, "upgrade", "", "--json")
@@ -134,7 +133,7 @@ def upgrade_catalog(context: CommandContext) -> Answer:
     return Answer(document=context.services.upgrade(context.settings))
 
 
-config = create_command_group("config", "Settings and where they come from.")
+config = create_command_group("config")
 
 
 @command(config, "show", "", "SEXTON_DELETION_CHUNK=50 sexton config show --json")

@@ -6,16 +6,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from logstore.errors import InvalidInput, SextonError
-from workers.cli.answer_output import Answer, print_note, select_columns
+from logstore.ports.catalog.deletion import AuditCause
+from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState, check_timeout
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command, create_command_group
-from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_topic_builds, job_command, select_topics
-from workers.cli.progress_bar import show_progress_bar
-from workers.cli.shared_options import AllTopics, Master, OneTopic, Reason, check_transaction, cut_rows_with_note
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_topic_builds
+from workers.cli.output import Answer, print_note, show_progress_bar
+from workers.cli.shared_options import (
+    AllTopics,
+    Master,
+    OneTopic,
+    Reason,
+    check_transaction,
+    cut_rows_with_note,
+    select_topics,
+)
 from workers.human_readable_values import (
     decode_topic_name,
     format_table_cell,
-    format_time_to_microsecond,
     select_fields,
 )
 from workers.settings import parse_duration
@@ -23,18 +31,15 @@ from workers.settings import parse_duration
 if TYPE_CHECKING:
     from logstore.catalog.transactions.sql_transactions import Transactions
     from logstore.ports.catalog.transactions import StoredTransaction
-    from logstore.transactions.transaction_ids_and_states import TransactionId
     from workers.client import Sexton
 
-txn = create_command_group("txn", "Transactions: begin, commit, abort, and see what they still owe.")
+txn = create_command_group("txn")
 
 _STATES = ("OPEN", "COMMITTING", "COMMITTED", "ABORTING", "ABORTED")
 _REPORT_INTERVAL_S = 10.0
 
 
 def _check_participant(text: str) -> str:
-    from logstore.transactions.transaction_ids_and_states import Participant  # noqa: PLC0415 - start-up time
-
     return str(Participant.parse(text))
 
 
@@ -57,17 +62,9 @@ ParticipantOption = Annotated[
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="The most to show, by id.")]
 
 
-def _parse_transaction_id(text: str) -> "TransactionId":
-    from logstore.transactions.transaction_ids_and_states import TransactionId  # noqa: PLC0415 - start-up time
-
-    return TransactionId.parse(text)
-
-
 @command(txn, "begin", "", "--timeout 10m --json")
 def begin_transaction(context: CommandContext, *, timeout: Timeout = "60s") -> Answer:
     """Open a transaction. Use its id with `topic append --txn` and `topic ack --txn`."""
-    from logstore.transactions.transaction_ids_and_states import check_timeout  # noqa: PLC0415 - start-up time
-
     timeout_s = parse_duration(timeout, "timeout")
     check_timeout(timeout_s)
     context.require_store()
@@ -99,7 +96,7 @@ def _commit_or_abort(context: CommandContext, txn_id_text: str, *, commit: bool)
     async def decide(client: "Sexton") -> Answer:
         import asyncio  # noqa: PLC0415 - start-up time
 
-        transactions, txn_id = client.transactions(context.log), _parse_transaction_id(txn_id_text)
+        transactions, txn_id = client.transactions(context.log), TransactionId.parse(txn_id_text)
         report = asyncio.create_task(
             report_owed_participants_until_cancelled(context.catalog.transactions, txn_id, print_note)
         )
@@ -149,13 +146,10 @@ def resolve_participant(
     context: CommandContext, transaction: Txn, *, participant: ParticipantOption, reason: Reason = ""
 ) -> Answer:
     """Settle a participant of a decided transaction by hand. The participant's log gets no transaction marker."""
-    from logstore.ports.catalog.deletion import AuditCause  # noqa: PLC0415 - start-up time
-    from logstore.transactions.transaction_ids_and_states import Participant  # noqa: PLC0415 - start-up time
-
     context.require_store()
     cause = AuditCause(actor=context.actor, reason=reason, workflow_id="")
     resolved = context.catalog.transactions.settle_untold_participant(
-        _parse_transaction_id(transaction), Participant.parse(participant), cause
+        TransactionId.parse(transaction), Participant.parse(participant), cause
     )
     # Also wake the broadcast of a final transaction, which otherwise waits for its next attempt.
     context.run_with_client(lambda client: client.broadcast_transaction(resolved.txn))
@@ -165,8 +159,6 @@ def resolve_participant(
 @command(txn, "list", "", "--state COMMITTING --json")
 def list_transactions(context: CommandContext, *, state: OfState = None, limit: Limit = 100) -> Answer:
     """List unfinished transactions, or the transactions of one state."""
-    from logstore.transactions.transaction_ids_and_states import TransactionState  # noqa: PLC0415 - start-up time
-
     states = [] if state is None else [TransactionState(state)]
     transactions = cut_rows_with_note(
         context.catalog.transactions.list_transactions(states=states, limit=limit + 1), limit, "first"
@@ -179,10 +171,10 @@ def list_transactions(context: CommandContext, *, state: OfState = None, limit: 
 @command(txn, "show", "3:17", "3:17 --json")
 def show_transaction(context: CommandContext, transaction: Txn) -> Answer:
     """Show a transaction with its participants, and which of them are still owed."""
-    return _answer_transaction(context.catalog.transactions.get_transaction(_parse_transaction_id(transaction)))
+    return _answer_transaction(context.catalog.transactions.get_transaction(TransactionId.parse(transaction)))
 
 
-@job_command(txn, "snapshot", "TOPIC", '--all --reason "after a restore" --json')
+@command(txn, "snapshot", "TOPIC", '--all --reason "after a restore" --json')
 def build_transaction_snapshots(
     context: CommandContext,
     name: OneTopic = None,
@@ -207,17 +199,10 @@ def build_transaction_snapshots(
 
 
 def make_transaction_document(transaction: "StoredTransaction") -> dict[str, Any]:
-    def format_time(moment_us: int | None) -> str | None:
-        return None if moment_us is None else format_time_to_microsecond(moment_us)
-
+    times = "created=created_us deadline=deadline_us decided=decided_us finished=finished_us"
     return {
         "txn": str(transaction.txn),
-        "state": transaction.state.value,
-        "created": format_time(transaction.created_us),
-        "deadline": format_time(transaction.deadline_us),
-        "decided": format_time(transaction.decided_us),
-        "finished": format_time(transaction.finished_us),
-        **select_fields(transaction, "timed_out attempts last_error trace_id"),
+        **select_fields(transaction, f"state {times} timed_out attempts last_error trace_id"),
         "owed": 0 if transaction.decided_us is None else len(transaction.owed),
         "participants": [
             {
@@ -225,9 +210,7 @@ def make_transaction_document(transaction: "StoredTransaction") -> dict[str, Any
                 "topic": decode_topic_name(stored.topic),
                 "subscription": stored.participant.subscription or None,
                 "acknowledged": sum(map(len, stored.positions.values())),
-                "settled": format_time(stored.settled_us),
-                "how": stored.settlement and stored.settlement.value,
-                "last_error": stored.last_error,
+                **select_fields(stored, "settled=settled_us how=settlement last_error"),
             }
             for stored in transaction.participants
         ],
@@ -239,7 +222,7 @@ def _answer_transaction(transaction: "StoredTransaction") -> Answer:
     rows = document["participants"]
     participants = Answer(
         document=rows,
-        display=select_columns(rows, "participant acknowledged settled how topic last_error"),
+        columns="participant acknowledged settled how topic last_error",
         title="participants",
         empty="no participants",
         columns_below=("topic", "last_error"),
@@ -255,8 +238,7 @@ def _make_transaction_display_row(transaction: "StoredTransaction") -> dict[str,
     ]
     return {
         "txn": str(transaction.txn),
-        "state": transaction.state.value,
-        "deadline": format_time_to_microsecond(transaction.deadline_us),
+        **select_fields(transaction, "state deadline=deadline_us"),
         "participants": format_table_cell(len(transaction.participants)),
-        "owed": "; ".join(owed) if transaction.state.value != "OPEN" else "",
+        "owed": "; ".join(owed) if transaction.state is not TransactionState.OPEN else "",
     }

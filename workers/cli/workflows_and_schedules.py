@@ -10,10 +10,10 @@ import typer
 
 from logstore.atomic_files import read_regular_file
 from logstore.errors import InvalidInput
-from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
+from workers.cli.command_errors import ExitCode
 from workers.cli.command_registration import command, create_command_group
-from workers.cli.exit_codes import ExitCode
+from workers.cli.output import Answer, print_note
 from workers.cli.shared_options import TopicFilter, encode_topic
 from workers.human_readable_values import decode_topic_name, select_fields
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory
 
 
-workflow = create_command_group("workflow", "Jobs in Temporal.")
+workflow = create_command_group("workflow")
 
 
 class ExecutionStatus(StrEnum):
@@ -114,7 +114,7 @@ def _row_from_dataclass(source: Any) -> dict[str, Any]:  # noqa: ANN401 - a data
     }
 
 
-schedule = create_command_group("schedule", "Jobs that recur: sweep, trim, plan, and those of records.")
+schedule = create_command_group("schedule")
 
 
 @command(schedule, "list", "", "--json")
@@ -158,7 +158,7 @@ def restart_schedule(context: CommandContext, schedule_id: ScheduleId) -> Answer
     return Answer(document={"id": schedule_id, "ended": ended_runs})
 
 
-replays = create_command_group("replays", "Replays.", path="")
+replays = create_command_group("replays", path="")
 
 _MAX_HISTORY_BYTES = 256 * 1024 * 1024  # a history has at most 50 MB, which is less than this limit as JSON
 

@@ -10,17 +10,15 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
-from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import ServiceFailed
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog.log import Topic
 from logstore.positions import Position
-from logstore.validated_names import TopicName
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
 from workers.demo.direct_store_access import DirectStoreAccess
-from workers.demo.promise_report import PromiseResult
-from workers.demo.waits_and_interrupts import wait_until
+from workers.demo.promise_report import PromiseResult, create_topic_with_subscriptions
+from workers.demo.temporary_homes import wait_until
 from workers.settings import Settings
 
 _PART_COUNT: Final = 3
@@ -51,11 +49,8 @@ class DelayedTopic:
         self._settings = settings
         self._began_ms = time.time_ns() // 1_000_000
         with open_log_store(settings) as log:
-            name = TopicName.parse("persistent://demo/shop/reminders").encoded
-            self.received_messages = ReceivedDelayedMessages(
-                topic=log.catalog.topics.create_topic(name, RetentionPolicy())
-            )
-            log.subscriptions.subscribe(self.received_messages.topic.topic_id, _SUBSCRIPTION, latest=False)
+            topic = create_topic_with_subscriptions(log, "reminders", _SUBSCRIPTION)
+            self.received_messages = ReceivedDelayedMessages(topic=topic)
         self._pool = ThreadPoolExecutor(1)
         self._start_consumer()
 

@@ -15,18 +15,16 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import ServiceFailed
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog.log import Topic
-from logstore.positions import LedgerId
-from logstore.validated_names import TopicName
+from logstore.positions import LedgerId, Position
 from workers.assembly.log_store import LogStore
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
 from workers.demo.direct_store_access import DirectStoreAccess
-from workers.demo.promise_report import PromiseResult
-from workers.demo.waits_and_interrupts import WAIT_TIMEOUT_S, wait_until
+from workers.demo.promise_report import PromiseResult, create_topic_with_subscriptions
+from workers.demo.temporary_homes import WAIT_TIMEOUT_S, wait_until
 from workers.settings import Settings
 
 _CLOSED_LEDGERS: Final = 6
@@ -102,17 +100,13 @@ def check_rebuilt_catalog(store_access: DirectStoreAccess, loss: LostDatabaseEvi
 
 
 def _write_topic_with_closed_ledgers(log: LogStore) -> LostDatabaseEvidence:
-    name = TopicName.parse("persistent://demo/shop/records").encoded
-    loss = LostDatabaseEvidence(topic=log.catalog.topics.create_topic(name, RetentionPolicy()))
-    log.subscriptions.subscribe(loss.topic.topic_id, _SUBSCRIPTION, latest=False)
+    loss = LostDatabaseEvidence(topic=create_topic_with_subscriptions(log, "records", _SUBSCRIPTION))
     for number in range(_CLOSED_LEDGERS):
         last = _append_entry(log, loss, b"ledger %d" % number)
         log.topic_logs.roll(loss.topic)
         (loss.durably_deleted if number < _CLOSED_LEDGERS // 2 else loss.plainly_deleted).append(LedgerId(last[0]))
-    result = log.topic_logs.append(loss.topic, ProducedEntries(entries=[NewEntry(payload=b"behind")]))
-    if result.first is not None:
-        loss.answered_payloads[int(result.first.ledger_id), result.first.entry_id] = b"behind"
-        log.subscriptions.acknowledge(loss.topic.topic_id, _SUBSCRIPTION, up_to=result.first)
+    last = _append_entry(log, loss, b"behind")
+    log.subscriptions.acknowledge(loss.topic.topic_id, _SUBSCRIPTION, up_to=Position(LedgerId(last[0]), last[1]))
     return loss
 
 

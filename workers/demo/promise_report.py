@@ -1,19 +1,23 @@
-"""Report of the demo, and the checks of its promises."""
+"""Topics that the demo trims, the checks of its promises about them, and its report."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Self
 
 from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
 from logstore.deletion.intents import Outcome
+from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CorruptData, NotOwner
+from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import TopicLogs
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog.deletion import IntentResult
+from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, Position
+from logstore.validated_names import TopicName
+from workers.assembly.log_store import LogStore
 from workers.demo.direct_store_access import BucketContents, DirectStoreAccess
-from workers.demo.written_topics import WrittenTopic
 from workers.human_readable_values import select_fields
 
 FenceByBundle = Mapping[int, tuple[int, str]]
@@ -77,6 +81,91 @@ class DemoReport:
             "running": self.is_kept,
             "seconds": round(self.seconds, 1),
         }
+
+
+_ENTRIES_PER_SEGMENT = 4
+_SEGMENTS_PER_LEDGER = 3
+
+AcknowledgementPlan = Callable[[int], dict[str, int]]
+"""Function that takes the number of ledgers and returns how many of them each subscription acknowledges."""
+
+_PLANS: tuple[tuple[str, AcknowledgementPlan], ...] = (
+    ("all-read", lambda n: {"billing": n}),
+    ("one-slow", lambda n: {"billing": n, "archive": n // 2}),
+    ("unread", lambda _: {"audit": 0}),
+)
+
+
+@dataclass(slots=True)
+class WrittenTopic:
+    topic: Topic
+    kind: str
+    payloads: dict[LedgerId, list[bytes]] = field(default_factory=dict)
+    acknowledged: dict[str, int] = field(default_factory=dict)  # number of acknowledged ledgers, by subscription
+    contested: set[LedgerId] = field(default_factory=set)  # ledgers with a foreign object under their prefix
+
+    @property
+    def to_delete(self) -> list[LedgerId]:
+        """Ledgers that every subscription has acknowledged, except the last ledger, which always stays."""
+        return list(self.payloads)[: min(*self.acknowledged.values(), len(self.payloads) - 1)]
+
+    @property
+    def deletable(self) -> list[LedgerId]:
+        """Ledgers in `to_delete` without a foreign object. Sexton must refuse to delete the other ledgers."""
+        return [ledger_id for ledger_id in self.to_delete if ledger_id not in self.contested]
+
+    @property
+    def needed(self) -> list[LedgerId]:
+        return list(self.payloads)[len(self.to_delete) :]
+
+
+def create_topic_with_subscriptions(log: LogStore, name: str, *subscriptions: str) -> Topic:
+    encoded = TopicName.parse(f"persistent://demo/shop/{name}").encoded
+    topic = log.catalog.topics.create_topic(encoded, RetentionPolicy())
+    for subscription in subscriptions:
+        log.subscriptions.subscribe(topic.topic_id, subscription, latest=False)
+    return topic
+
+
+def count_deletable_ledgers(topics: int, ledgers: int) -> list[int]:
+    plans = (_PLANS[number % len(_PLANS)][1] for number in range(topics))
+    return [min(*plan(ledgers).values(), ledgers - 1) for plan in plans]
+
+
+def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str], None]) -> Iterator[WrittenTopic]:
+    for number in range(topics):
+        kind, plan = _PLANS[number % len(_PLANS)]
+        say(f"topic {number + 1} of {topics}: {ledgers} ledgers, {kind}")
+        acknowledged = {name: min(count, ledgers) for name, count in plan(ledgers).items()}
+        topic = create_topic_with_subscriptions(log, f"{kind}-{number}", *acknowledged)
+        written = WrittenTopic(topic=topic, kind=kind, acknowledged=acknowledged)
+        for index in range(ledgers):
+            _write_ledger(log, written, index)
+        _acknowledge_ledgers(log, written)
+        yield written
+
+
+def _write_ledger(log: LogStore, written: WrittenTopic, index: int) -> None:
+    if index:
+        log.topic_logs.roll(written.topic)  # there is no roll after the last ledger, which stays open
+    for part in range(_SEGMENTS_PER_LEDGER):
+        payloads = [f"{written.topic.name} {index} {part} {entry}".encode() for entry in range(_ENTRIES_PER_SEGMENT)]
+        new_entries = [NewEntry(payload=payload) for payload in payloads]
+        result = log.topic_logs.append(written.topic, ProducedEntries(entries=new_entries))
+        if result.first is not None:  # None only for a duplicate, which needs a producer
+            written.payloads.setdefault(result.first.ledger_id, []).extend(payloads)
+
+
+def _acknowledge_ledgers(log: LogStore, written: WrittenTopic) -> None:
+    for subscription, count in written.acknowledged.items():
+        ledgers = list(written.payloads)[:count]
+        if not ledgers:
+            continue
+        entry_count = len(written.payloads[ledgers[0]])
+        positions = tuple(Position(ledgers[0], entry) for entry in reversed(range(entry_count)))
+        last = Position(ledgers[-1], len(written.payloads[ledgers[-1]]) - 1)
+        log.subscriptions.acknowledge(written.topic.topic_id, subscription, positions=positions)
+        log.subscriptions.acknowledge(written.topic.topic_id, subscription, up_to=last)
 
 
 def check_needed_ledgers(

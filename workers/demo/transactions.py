@@ -5,19 +5,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import ServiceFailed
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog.log import Topic
 from logstore.positions import Position
 from logstore.transactions.transaction_ids_and_states import TransactionId
-from logstore.validated_names import TopicName
 from workers.assembly.log_store import LogStore
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
 from workers.demo.direct_store_access import DirectStoreAccess
-from workers.demo.promise_report import PromiseResult
-from workers.demo.waits_and_interrupts import wait_until
+from workers.demo.promise_report import PromiseResult, create_topic_with_subscriptions
+from workers.demo.temporary_homes import wait_until
 from workers.settings import Settings
 
 DEATH_IN_BROADCAST: Final = "transactions.append_markers.after=kill@1"
@@ -45,7 +43,8 @@ async def run_transactions(
         async with await Sexton.connect(settings) as sexton:
             transactions = sexton.transactions(log)
             source, *topics = [
-                await asyncio.to_thread(_create_topic_with_subscription, log, name) for name in ("paid", "a", "b", "c")
+                await asyncio.to_thread(create_topic_with_subscriptions, log, name, _SOURCE)
+                for name in ("paid", "a", "b", "c")
             ]
             first = log.topic_logs.append(
                 source, ProducedEntries(entries=[NewEntry(payload=b"1"), NewEntry(payload=b"2")])
@@ -75,14 +74,6 @@ async def run_transactions(
         payloads_before=payloads_before,
         payloads_decided=payloads_decided,
     )
-
-
-def _create_topic_with_subscription(log: LogStore, name: str) -> Topic:
-    topic = log.catalog.topics.create_topic(
-        TopicName.parse(f"persistent://demo/shop/{name}").encoded, RetentionPolicy()
-    )
-    log.subscriptions.subscribe(topic.topic_id, _SOURCE, latest=False)
-    return topic
 
 
 def _read_topics(log: LogStore, topics: list[Topic]) -> list[list[bytes]]:

@@ -30,7 +30,7 @@ from workers.client.workflow_search import query_workflows
 from workers.hosting.page_server import PageRouter
 from workers.hosting.readiness import Readiness
 from workers.human_readable_values import decode_topic_name, format_time_to_second, select_fields
-from workers.pages.html_templates import CONTENT_SECURITY_POLICY, render_template
+from workers.pages import CONTENT_SECURITY_POLICY, render_template
 from workflows.delayed.job_definitions import MERGE_BUCKETS, SEAL_BUCKETS
 from workflows.deletion.job_definitions import DELETE_LEDGERS, SWEEP_DELETIONS
 from workflows.job_definition import JobDefinition

@@ -1,10 +1,16 @@
 """Settings as one validated, immutable value, with the origin of each field."""
 
 from logstore.setting_files import read_secret_file
-from workers.settings.files_named_by_settings import read_temporal_api_key
 from workers.settings.model import SERVICE_SETTINGS, Settings
 from workers.settings.setting_types import OFF, format_duration, parse_duration
-from workers.settings.sources import DEFAULT_HOME, LoadedSettings, RecordReader, load_settings, read_stack_record
+from workers.settings.sources import (
+    DEFAULT_HOME,
+    LoadedSettings,
+    RecordReader,
+    load_settings,
+    read_stack_record,
+    read_temporal_api_key,
+)
 
 __all__ = [
     "DEFAULT_HOME",

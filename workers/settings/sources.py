@@ -211,3 +211,11 @@ def _describe_number_setting(name: str) -> str:
         return ""
     ends = " to ".join(format_duration(end) if is_duration else f"{end:,}" for end in (max(lows), min(highs)))
     return f"{'a duration such as 90s, 15m, 24h or 3d' if is_duration else 'a whole number'}, from {ends}"
+
+
+def read_temporal_api_key(settings: Settings) -> str:
+    """Return the API key for Temporal from its setting or its file, or "". Raise `InvalidInput` if both are set."""
+    key, path = settings.temporal_api_key.get_secret_value(), settings.temporal_api_key_file
+    if key and path:
+        raise InvalidInput("temporal_api_key_file", expected="it or temporal_api_key, not both", found=path)
+    return read_secret_file("temporal_api_key_file", path) if path else key

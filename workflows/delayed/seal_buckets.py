@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttributes, VersioningBehavior
+from temporalio.common import RetryPolicy, TypedSearchAttributes, VersioningBehavior
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
@@ -136,7 +136,7 @@ class SealBuckets:
                 request,
                 id=MERGE_BUCKETS.id(topic.topic_id),
                 parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-                search_attributes=TypedSearchAttributes([SearchAttributePair(search_attributes.TOPIC, topic.topic)]),
+                search_attributes=TypedSearchAttributes(search_attributes.list_attributes_of_request(request)),
                 static_summary=f"merge buckets of {topic.topic}",
                 static_details=request.details(),
             )

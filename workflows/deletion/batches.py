@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from temporalio import workflow
-from temporalio.common import SearchAttributePair, TypedSearchAttributes
+from temporalio.common import TypedSearchAttributes
 from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError
 
 with workflow.unsafe.imports_passed_through():
@@ -143,8 +143,6 @@ async def start_batch(
     request: DeleteLedgersInput, *, summary: str
 ) -> workflow.ChildWorkflowHandle[Any, BatchCertificate]:
     """Start `delete-ledgers` on a batch whose rows are claimed already. The child's result is the batch certificate."""
-    topic = [SearchAttributePair(search_attributes.TOPIC, request.topic)] if request.topic else []
-    run = SearchAttributePair(search_attributes.RUN_ID, request.batch_id)
     return await workflow.start_child_workflow(
         DELETE_LEDGERS.name,
         request,
@@ -154,7 +152,7 @@ async def start_batch(
         cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
         static_summary=summary,
         static_details=request.details(),
-        search_attributes=TypedSearchAttributes([*topic, run]),
+        search_attributes=TypedSearchAttributes(search_attributes.list_attributes_of_request(request)),
     )
 
 

@@ -134,8 +134,7 @@ async def start_delete_ledger(request: DeleteLedgerInput, *, batch_id: str) -> N
             static_details=request.details(),
             search_attributes=TypedSearchAttributes(
                 [
-                    SearchAttributePair(search_attributes.TOPIC, request.topic),
-                    SearchAttributePair(search_attributes.LEDGER_ID, key.ledger_id),
+                    *search_attributes.list_attributes_of_request(request),
                     SearchAttributePair(search_attributes.RUN_ID, batch_id),
                 ]
             ),

@@ -21,7 +21,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import SearchAttributePair, TypedSearchAttributes, VersioningBehavior
+from temporalio.common import TypedSearchAttributes, VersioningBehavior
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
@@ -185,12 +185,7 @@ class OffloadTopic:
             parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
             static_summary=f"ledger {ledger_id} of {self._request.topic}",
             static_details=request.details(),
-            search_attributes=TypedSearchAttributes(
-                [
-                    SearchAttributePair(search_attributes.TOPIC, self._request.topic),
-                    SearchAttributePair(search_attributes.LEDGER_ID, ledger_id),
-                ]
-            ),
+            search_attributes=TypedSearchAttributes(search_attributes.list_attributes_of_request(request)),
         )
 
     async def _remove_primaries(self, ask: OffloadAsk) -> None:

@@ -41,7 +41,7 @@ with workflow.unsafe.imports_passed_through():
     from logstore.reconciliation.findings import ApplyCounts
     from workflows import activity_options, search_attributes
     from workflows.pulsar.job_definitions import ApplyPulsarInput, ApplyPulsarResult
-    from workflows.reconciliation.apply_workflow import ApplyWorkflow
+    from workflows.reconciliation.plan_and_apply_workflows import ApplyWorkflow
     from workflows.reconciliation.progress_text import find_guard_refusal
 
 _PAGE_OPTIONS: workflow.ActivityConfig = workflow.ActivityConfig(

@@ -31,7 +31,7 @@ with workflow.unsafe.imports_passed_through():
     from logstore.reconciliation.findings import PlanOrScrubResult
     from workflows import activity_options
     from workflows.pulsar.job_definitions import PlanPulsarInput, PlanPulsarResult
-    from workflows.reconciliation.plan_workflow import PlanWorkflow
+    from workflows.reconciliation.plan_and_apply_workflows import PlanWorkflow
 
 _CLUSTER_OPTIONS: workflow.ActivityConfig = {
     **activity_options.CATALOG,

@@ -42,8 +42,8 @@ with workflow.unsafe.imports_passed_through():
         DeleteLedgersInput,
         DeleteLedgersProgress,
     )
-    from workflows.reconciliation.apply_workflow import ApplyWorkflow
     from workflows.reconciliation.job_definitions import ApplyOrphansInput, ApplyOrphansResult
+    from workflows.reconciliation.plan_and_apply_workflows import ApplyWorkflow
 
 _PAGE_OPTIONS: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # 1,000 findings, each checked in storage, or 1,000 deletes at 1/s

@@ -41,7 +41,7 @@ with workflow.unsafe.imports_passed_through():
         ReconcileOrphansInput,
         ReconcileOrphansResult,
     )
-    from workflows.reconciliation.plan_workflow import PlanWorkflow
+    from workflows.reconciliation.plan_and_apply_workflows import PlanWorkflow
 
 _CONCLUDE_OPTIONS: workflow.ActivityConfig = {
     **activity_options.CATALOG,

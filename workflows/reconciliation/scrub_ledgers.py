@@ -22,7 +22,6 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.reconciliation.inputs_and_results import (
         BeginScrubInput,
-        ConcludeScrubInput,
         CutScrubInput,
         ScrubCounts,
         ScrubPageInput,
@@ -112,7 +111,7 @@ class ScrubLedgers:
             )
             await self._continue_as_new_if_long()
         self._set_step("concluding")
-        conclude = ConcludeScrubInput(run_id=run_id)
+        conclude = ScrubRunId(run_id=run_id)
         return await workflow.execute_activity_method(
             ScrubLedgersActivities.conclude_scrub, conclude, **_CONCLUDE_OPTIONS
         )

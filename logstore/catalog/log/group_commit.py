@@ -33,8 +33,8 @@ from logstore.errors import (
     SextonError,
     TransactionNotOpen,
 )
+from logstore.log.entries import HighestSequenceIds
 from logstore.log.ledgers import LedgerState
-from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog.log import (
     AcknowledgeWrite,
     BeginTransactionWrite,

@@ -30,8 +30,8 @@ from logstore.catalog.log.totals_and_backlogs import count_cursor_backlogs, read
 from logstore.catalog.transactions.buffer_rows import read_buffers
 from logstore.cursors.cursor_state import CursorState
 from logstore.errors import UnknownObject
+from logstore.log.entries import HighestSequenceIds
 from logstore.log.ledgers import Component, LedgerStatement
-from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog.log import Ledger, Segment, TopicLedgerTotals
 from logstore.positions import LedgerId, TopicId
 

@@ -17,7 +17,7 @@ from sqlalchemy.types import TypeEngine
 from logstore.catalog import tables as t
 from logstore.catalog.engine.dialect_sql import BIG, TEXT, BulkStatement, build_bulk_parameter, build_dialect_insert
 from logstore.catalog.transactions.transaction_rows import read_transaction_states
-from logstore.log.producer_sequences import HighestSequenceIds
+from logstore.log.entries import HighestSequenceIds
 from logstore.positions import TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 

@@ -42,8 +42,8 @@ from logstore.catalog.transactions.transaction_rows import (
     read_transaction_states,
 )
 from logstore.cursors.cursor_state import unpack_acknowledged
+from logstore.log.entries import HighestSequenceIds
 from logstore.log.ledgers import Component, LedgerState
-from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog.log import TopicState
 from logstore.ports.catalog.records import AdoptionOutcome, LedgerDiscrepancy, StorageDiscrepancy
 from logstore.ports.catalog.transactions import StoredParticipant

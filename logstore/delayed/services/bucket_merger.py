@@ -21,13 +21,12 @@ from typing import Final
 from pyroaring import BitMap
 
 from logstore.catalog.delayed.delayed_index import DelayedIndex
-from logstore.delayed.bucket_contents import merge_sorted_sources
-from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.delayed_rows import DelayedRows, merge_sorted_sources
 from logstore.delayed.entry_bitmaps import add_entries, first_position, remove_entries, subtract_entries
 from logstore.delayed.index_buckets import IndexBucket
 from logstore.delayed.services.bucket_snapshots import IndexBucketSnapshots
 from logstore.delayed.services.log_sealer import open_temporary_snapshot
-from logstore.delayed.tracker_sources import IndexSnapshotGone
+from logstore.delayed.tracker import IndexSnapshotGone
 from logstore.errors import CorruptData
 from logstore.ports.catalog.delayed import IndexBucketSwitch, NewIndexBucket
 from logstore.positions import LedgerId, TopicId

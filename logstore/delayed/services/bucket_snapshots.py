@@ -4,35 +4,49 @@ A reader fetches the footer, and then one snapshot segment at a time, by byte ra
 of the footer, and the footer has a digest of each snapshot segment. Footers are cached, because each read needs the
 footer.
 
+*Publication of built index buckets.* One switch replaces all index buckets of a topic by those that a bulk job has
+built for one list version. If a seal or a merge has changed the list since the build began, the built index buckets are
+not published. Nothing is lost, because the changed list covers at least the same range of the log. A publication that
+dies leaves newborn ledgers, which a sweep deletes.
+
 Source: PIP-195 (bucket snapshots in ledgers of their own).
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
+from logstore.catalog.delayed.delayed_index import DelayedIndex
 from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.index_buckets import IndexBucket
-from logstore.delayed.snapshot_file import read_segment
-from logstore.delayed.snapshot_footer import IndexSnapshotFooter, check_segment_digest, parse_snapshot_footer
-from logstore.delayed.tracker_sources import IndexSnapshotGone
-from logstore.errors import CorruptData
+from logstore.delayed.index_build_job import BuiltIndexFiles, BuiltTopicIndex
+from logstore.delayed.snapshot_file import (
+    IndexSnapshotFooter,
+    check_segment_digest,
+    parse_snapshot_footer,
+    read_segment,
+)
+from logstore.delayed.tracker import IndexSnapshotGone
+from logstore.errors import CorruptData, StoreUnavailable
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import Component
+from logstore.log.segment_format import parquet_errors
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, ParquetLedgerDraft
-from logstore.log.services.read_cache import ReadCache
+from logstore.log.services.entry_reader import ReadCache
 from logstore.log.services.segment_reader import SegmentGone, open_range_file, read_footer, row_group_byte_range
 from logstore.log.services.upload_read_back import reread_if_corrupt
-from logstore.ports.catalog.delayed import NewIndexBucket
+from logstore.ports.catalog.delayed import IndexBucketSwitch, NewIndexBucket
 from logstore.ports.catalog.log import Segment
 from logstore.ports.object_storage import ObjectStore
-from logstore.positions import LedgerId
+from logstore.positions import LedgerId, TopicId
 from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
+
 
 _FOOTER_CACHE_BYTES: Final = 64 << 20
 """Maximum size of cached footers. This is enough for the footers of some ten million messages."""
@@ -162,3 +176,64 @@ def _to_bucket(bucket_id: LedgerId, footer: IndexSnapshotFooter) -> IndexBucket:
         first_ms=footer.first_ms,
         last_ms=footer.last_ms,
     )
+
+
+_AUDIT_REASON: Final = "built anew from the log"
+
+
+class BuiltIndexPublisher:
+    def __init__(self, *, index: DelayedIndex, snapshots: IndexBucketSnapshots) -> None:
+        self._index, self._snapshots = index, snapshots
+
+    def publish_built_index(self, built: BuiltTopicIndex, files: BuiltIndexFiles) -> bool:
+        """Switch the topic's list to built index buckets. Return `False` if the list has changed since the build began.
+
+        Idempotency: if the list already consists of the built index buckets, return `True` and change nothing.
+
+        Raises:
+            CorruptData: A file is no snapshot, or a snapshot of another topic.
+            UnknownObject, PreconditionFailed: The topic does not exist any more, or is not ACTIVE.
+            StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeat the call. `StoreUnavailable` can also
+                mean that a sweep deleted snapshots of this call as abandoned, because the call took too long.
+        """
+        footers = [_read_footer(files.snapshot_path(name), built.topic_id) for name in built.files]
+        listed = self._index.get_bucket_list(built.topic_id)
+        if listed.version != built.expected_version:
+            is_same = [_properties(bucket) for bucket in listed.buckets] == [_properties(footer) for footer in footers]
+            return is_same and listed.sealed_to == built.sealed_to
+        added = [
+            self._store(files.snapshot_path(name), footer) for name, footer in zip(built.files, footers, strict=True)
+        ]
+        switch = IndexBucketSwitch(
+            topic_id=built.topic_id,
+            expected=built.expected_version,
+            removed=built.removed,
+            added=tuple(added),
+            sealed_to=built.sealed_to,
+            reason=_AUDIT_REASON,
+        )
+        is_switched = self._index.switch_buckets(switch)
+        if not is_switched and self._index.get_bucket_list(built.topic_id).version == built.expected_version:
+            raise StoreUnavailable(f"topic {built.topic_id}: its new snapshots were given up before all were stored")
+        return is_switched
+
+    def _store(self, path: Path, footer: IndexSnapshotFooter) -> NewIndexBucket:
+        raise_if_stopped()
+        with path.open("rb") as file:
+            return self._snapshots.store_snapshot(file, footer)
+
+
+def _read_footer(path: Path, topic_id: TopicId) -> IndexSnapshotFooter:
+    import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
+
+    try:
+        footer = parse_snapshot_footer(pq.read_metadata(path), path.name)
+    except parquet_errors() as error:
+        raise CorruptData(f"{path}: not a snapshot: {error}") from error
+    if footer.topic_id != topic_id:
+        raise CorruptData(f"{path}: expected messages of topic {topic_id}, found those of topic {footer.topic_id}")
+    return footer
+
+
+def _properties(described: IndexBucket | IndexSnapshotFooter) -> tuple[object, ...]:
+    return (described.first, described.last, described.messages, described.first_ms, described.last_ms)

@@ -17,8 +17,7 @@ from typing import Self
 from logstore.catalog.delayed.delayed_index import DelayedIndex
 from logstore.catalog.transactions.sql_transactions import Transactions
 from logstore.cursors.cursor_state import CursorState
-from logstore.cursors.services.subscriptions import Subscription, Subscriptions
-from logstore.delayed.index_buckets import IndexBucket
+from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.delayed.services.dispatcher import ConsumerHolding, Dispatcher
 from logstore.delayed.services.shared_tracker import LostBucketAlarm, MeasuredSnapshotReader, SharedTracker
 from logstore.delayed.tracker import IndexSnapshotReader
@@ -26,13 +25,11 @@ from logstore.errors import AcknowledgementStale, InvalidInput, PreconditionFail
 from logstore.log.entries import Entry
 from logstore.log.services import READABLE_COLUMNS, TopicLogs
 from logstore.log.services.log_end_watch import Watch
+from logstore.ports.catalog.cursors import StoredCursor
 from logstore.ports.catalog.log import AcknowledgeResult, Topic
 from logstore.positions import EARLIEST, Position, TopicId
 from logstore.retrying_clock import Clock
 from logstore.transactions.transaction_ids_and_states import TransactionId
-
-
-def _ignore_alarm(topic: Topic, bucket: IndexBucket) -> None: ...
 
 
 class Consumer:
@@ -191,7 +188,7 @@ class MessageDelivery:
         transactions: Transactions,
         clock: Clock | None = None,
         tolerance_ms: int = 0,
-        alarm: LostBucketAlarm = _ignore_alarm,
+        alarm: LostBucketAlarm = lambda _topic, _bucket: None,
     ) -> None:
         self._index, self.snapshots = index, MeasuredSnapshotReader(snapshots)
         """Snapshot reader that all trackers share. It counts and times all reads."""
@@ -278,9 +275,9 @@ class MessageDelivery:
         start: Position | None,
         columns: Sequence[str],
     ) -> Dispatcher:
-        def read_subscription() -> Subscription:
+        def read_subscription() -> StoredCursor:
             if subscription is None:
-                stored = Subscription(name="", state=CursorState(EARLIEST), created_us=0)
+                stored = StoredCursor(name="", state=CursorState(EARLIEST), created_us=0)
             else:
                 stored = self.subscriptions.get_for_consumer(topic.topic_id, subscription)
             if start is None:

@@ -12,27 +12,138 @@ messages.
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
+from pyroaring import BitMap
+
 from logstore.catalog.delayed.delayed_index import DelayedIndex
+from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.catalog.transactions.sql_transactions import Transactions
-from logstore.delayed.bucket_contents import IndexBucketDraft, should_seal
-from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.delayed_rows import DelayedRows, merge_row_ranges, select_delayed_rows
 from logstore.delayed.entry_bitmaps import Bitmaps
 from logstore.delayed.index_buckets import IndexBucketList, SealAndMergeLimits
 from logstore.delayed.services.bucket_snapshots import IndexBucketSnapshots
-from logstore.delayed.services.delivery_time_reader import DeliveryTimeReader, WaitingMessageFilter, last_position
 from logstore.delayed.snapshot_file import IndexSnapshotWriter
+from logstore.errors import MissingData
+from logstore.log.services.entry_reader import Prefetcher
+from logstore.log.services.segment_reader import SegmentGone, SegmentSource, TieredCopyFinder
 from logstore.ports.catalog.delayed import IndexBucketSwitch
 from logstore.ports.catalog.log import Ledger, Segment
 from logstore.ports.catalog.transactions import Frontier
+from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, Position, TopicId
+from logstore.stop_checks import raise_if_stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingMessageFilter:
+    topic_id: TopicId
+    hidden: Mapping[LedgerId, BitMap]  # entries that no consumer sees
+    now_ms: int  # messages due at this time are left out
+
+
+class DeliveryTimeReader:
+    """Reader of delivery times. Thread-safe. If the primary copy of a segment is gone, the tiered copy is read."""
+
+    def __init__(
+        self, *, ledgers: MessageLedgers, objects: ObjectStore, tiered: TieredCopyFinder | None = None
+    ) -> None:
+        self._ledgers, self._objects, self._tiered = ledgers, objects, tiered
+
+    def iterate_segments(
+        self, topic_id: TopicId, *, behind: Position, last: Position
+    ) -> Iterator[tuple[Ledger, Segment]]:
+        """Yield the segments that have entries after `behind` and end at or before `last`, in log order."""
+        from_ledger = LedgerId(max(0, behind.ledger_id))
+        for ledger in self._ledgers.list_ledgers(topic_id, from_ledger=from_ledger):
+            start = behind.entry_id + 1 if ledger.ledger_id == behind.ledger_id else 0
+            for segment in self._ledgers.list_segments(ledger.ledger_id, from_entry=start):
+                if last_position(segment) > last:
+                    return
+                yield ledger, segment
+
+    def read_delayed_rows(
+        self, segments: Iterable[tuple[Ledger, Segment]], delayed_filter: WaitingMessageFilter
+    ) -> Iterator[tuple[Segment, DelayedRows]]:
+        """Yield each segment with its waiting messages, or without messages if the ledger was trimmed."""
+        source = SegmentSource(self._objects, self._tiered, topic=f"topic {delayed_filter.topic_id}")
+        prefetcher = Prefetcher()
+        try:
+            for (_, segment), rows in prefetcher.fetch_ahead(
+                iter(segments), lambda pair: self._read_delivery_times(source, delayed_filter, *pair)
+            ):
+                raise_if_stopped()
+                yield segment, rows
+        finally:
+            prefetcher.close()
+
+    def _read_delivery_times(
+        self, source: SegmentSource, delayed_filter: WaitingMessageFilter, ledger: Ledger, segment: Segment
+    ) -> DelayedRows:
+        if segment.delayed == 0:
+            return DelayedRows.empty()
+        try:
+            table = source.read(ledger, segment, ("deliver_at_ms",))
+        except SegmentGone as gone:
+            first_listed = self._ledgers.list_ledgers(delayed_filter.topic_id, from_ledger=ledger.ledger_id, limit=1)
+            if [listed.ledger_id for listed in first_listed] != [ledger.ledger_id]:
+                return DelayedRows.empty()
+            raise MissingData(f"topic {delayed_filter.topic_id}: {gone} is listed and no copy holds it") from gone
+        return select_delayed_rows(
+            segment.ledger_id,
+            segment.first_entry,
+            table,
+            wanted=range(segment.first_entry, segment.first_entry + segment.entries),
+            hidden=delayed_filter.hidden.get(segment.ledger_id),
+            now_ms=delayed_filter.now_ms,
+        )
+
+
+def last_position(segment: Segment) -> Position:
+    return Position(segment.ledger_id, segment.first_entry + segment.entries - 1)
+
 
 _AUDIT_REASON: Final = "all its messages have been due, or were acknowledged"
+
+
+def should_seal(limits: SealAndMergeLimits, *, entries: int, ledgers: int, idle_s: float | None) -> bool:
+    """Return whether the unsealed part of a log has reached one of `limits`.
+
+    `entries` is the number of unsealed entries with a delivery time. `ledgers` is the number of ledgers with unsealed
+    entries of any kind. `idle_s` is the age of the newest entry with a delivery time, or `None` if unknown.
+    """
+    if not entries:
+        return False
+    return entries >= limits.messages or ledgers >= limits.ledgers or (idle_s is not None and idle_s >= limits.idle_s)
+
+
+@dataclass
+class IndexBucketDraft:
+    """Index bucket that is being filled. Segments are added in the order of the log."""
+
+    first: Position  # first entry of the covered range
+    last: Position | None = None  # last entry of the covered range; None before the first `add_segment`
+    parts: list[DelayedRows] = field(default_factory=list)
+    messages: int = 0
+    ledgers: set[LedgerId] = field(default_factory=set)
+
+    def add_segment(self, rows: DelayedRows, *, last: Position) -> None:
+        self.last = last
+        self.ledgers.add(last.ledger_id)
+        if len(rows):
+            self.parts.append(rows)
+            self.messages += len(rows)
+
+    def is_full(self, limits: SealAndMergeLimits) -> bool:
+        """Return whether the draft has reached one of `limits`. A draft without messages is never full."""
+        return self.messages >= limits.messages or (bool(self.messages) and len(self.ledgers) >= limits.ledgers)
+
+    def merge_rows(self) -> DelayedRows:
+        return merge_row_ranges(self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from typing import Final, Protocol
 from logstore.catalog.delayed.delayed_index import DelayedIndex
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.index_buckets import IndexBucket
-from logstore.delayed.snapshot_footer import IndexSnapshotFooter
+from logstore.delayed.snapshot_file import IndexSnapshotFooter
 from logstore.delayed.tracker import IndexSnapshotReader, Tracker, open_index_buckets
 from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, Position

@@ -6,8 +6,8 @@ registration, and the process reads these values again.
 """
 
 from logstore.log.services.batched_appends import AppendResult
-from logstore.log.services.ledger_roll import RollPolicy, RollResult
-from logstore.log.services.read_filter import READABLE_COLUMNS
+from logstore.log.services.entry_reader import READABLE_COLUMNS
+from logstore.log.services.segment_placement import RollPolicy, RollResult
 from logstore.log.services.topic_logs import TopicLogs
 from logstore.retrying_clock import Clock
 

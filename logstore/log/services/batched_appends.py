@@ -6,21 +6,24 @@ reconciliation finds.
 If the queue of a topic has no leader, the thread of the next append becomes the leader. The leader stores its own
 append and all queued appends as one batch. Then the thread of the first append that was queued meanwhile becomes the
 leader. There is no timer: a batch contains the appends that were queued while the previous batch was stored.
+
+An entry is a duplicate if its sequence id is not above the producer's highest registered id. A duplicate is
+acknowledged and not stored again. Entries without a sequence id are never duplicates.
+
+Source: Pulsar's message deduplication (highest sequence id persisted per producer).
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.errors import InvalidInput, OutcomeUnknown, ProducerFenced, SequenceHeld, SextonError, TransactionNotOpen
-from logstore.log.entries import ProducedEntries
-from logstore.log.producer_sequences import HighestSequenceIds
-from logstore.log.segment_format import encode_segment
-from logstore.log.segment_metadata import sha256_hex
-from logstore.log.services import deduplication
+from logstore.log.entries import HighestSequenceIds, NewEntry, ProducedEntries, ProducerSequenceRange
+from logstore.log.segment_format import encode_segment, sha256_hex
 from logstore.log.services.segment_placement import (
     AppendUploads,
     EncodedSegment,
@@ -31,7 +34,86 @@ from logstore.log.services.segment_placement import (
 from logstore.ports.catalog.log import Topic
 from logstore.positions import Position
 from logstore.retrying_clock import Clock
-from logstore.transactions.transaction_ids_and_states import TransactionEntryRange
+from logstore.transactions.transaction_ids_and_states import TransactionEntryRange, TransactionId
+
+_MAX_SEQUENCE = 2**63 - 1
+_NO_SEQUENCE = HighestSequenceIds()
+
+
+def require_valid_produced_entries(produced: ProducedEntries) -> None:
+    """Raise `InvalidInput` if there are no entries or a sequence id is invalid.
+
+    Entries with sequence ids need a producer. Sequence ids are 0 to 2**63 - 1 and ascend within `produced`.
+    """
+    if not produced.entries:
+        raise InvalidInput("entries", expected="at least one", found=produced.entries)
+    if produced.producer is not None and not (0 < len(produced.producer) <= 200 and produced.producer.isprintable()):
+        raise InvalidInput("producer", expected="1 to 200 printable characters", found=produced.producer)
+    previous_id = -1
+    for number, entry in enumerate(produced.entries):
+        sequence_id = entry.sequence_id
+        if sequence_id is None:
+            continue
+        if not produced.producer:
+            raise InvalidInput(f"entry {number}: sequence_id", expected="a producer beside it", found=produced.producer)
+        if not previous_id < sequence_id <= _MAX_SEQUENCE:
+            raise InvalidInput(f"entry {number}: sequence_id", expected=f"an id above {previous_id}", found=sequence_id)
+        previous_id = sequence_id
+
+
+def _producers_with_sequence_ids(parts: Iterable[ProducedEntries]) -> set[str]:
+    return {part.producer for part in parts if part.producer and any(_has_sequence_id(part))}
+
+
+def _drop_known_entries(
+    parts: Sequence[ProducedEntries], registered: Mapping[str, HighestSequenceIds]
+) -> list[ProducedEntries | SequenceHeld]:
+    """Return the parts without duplicates, in order. A part may become empty.
+
+    A part with new sequence ids is replaced by a `SequenceHeld` if another transaction of its producer is open. A part
+    is also compared with earlier parts of the same producer.
+    """
+    sequence_by_producer = dict(registered)
+    return [_drop_duplicates_of_part(part, sequence_by_producer) for part in parts]
+
+
+def _drop_duplicates_of_part(
+    part: ProducedEntries, sequence_by_producer: dict[str, HighestSequenceIds]
+) -> ProducedEntries | SequenceHeld:
+    if not part.producer:
+        return part
+    registered = sequence_by_producer.get(part.producer, _NO_SEQUENCE)
+    last_stored_id = registered.committed if registered.refuses(part.txn) else registered.last
+    unique_entries = [
+        entry for entry in part.entries if entry.sequence_id is None or entry.sequence_id > last_stored_id
+    ]
+    new_ids = list(_sequence_ids(unique_entries))
+    if new_ids and registered.refuses(part.txn):
+        return SequenceHeld(part.producer, txn=str(registered.txn))
+    if new_ids:
+        sequence_by_producer[part.producer] = registered.advance(new_ids[-1], part.txn)
+    return part if len(unique_entries) == len(part.entries) else replace(part, entries=unique_entries)
+
+
+def _producer_advances(parts: Iterable[ProducedEntries]) -> tuple[ProducerSequenceRange, ...]:
+    """Return the ranges of sequence ids that a segment with these parts registers, ordered by producer."""
+    ids_by_key: dict[tuple[str, TransactionId | None], list[int]] = {}
+    for part in parts:
+        if part.producer and any(_has_sequence_id(part)):
+            ids_by_key.setdefault((part.producer, part.txn), []).extend(_sequence_ids(part.entries))
+    advances = [
+        ProducerSequenceRange(producer=key[0], first=sequence_ids[0], last=sequence_ids[-1], txn=key[1])
+        for key, sequence_ids in ids_by_key.items()
+    ]
+    return tuple(sorted(advances, key=attrgetter("producer")))
+
+
+def _has_sequence_id(part: ProducedEntries) -> Iterable[bool]:
+    return (entry.sequence_id is not None for entry in part.entries)
+
+
+def _sequence_ids(entries: Iterable[NewEntry]) -> list[int]:
+    return [entry.sequence_id for entry in entries if entry.sequence_id is not None]
 
 
 def _encoding_errors() -> tuple[type[Exception], ...]:
@@ -105,7 +187,9 @@ class Appender:
                     target.topic, target.hints, encoded, target.uploads, deadline_s=deadline_s
                 )
             except TransactionNotOpen as refused:
-                return self._store_parts_of_open_transactions(target, parts, refused)
+                # None of `parts` is stored yet. Store all parts except those of the refused transaction.
+                verdicts = [refused.again() if str(part.txn) == refused.txn else None for part in parts]
+                return self._store_accepted_parts(target, parts, verdicts)
             except ProducerFenced:  # another process stored entries of a producer
                 target.hints.sequences.clear()
             else:
@@ -124,13 +208,6 @@ class Appender:
         answers = iter(self._deduplicate_and_store_parts(target, accepted_parts) if accepted_parts else ())
         return [verdict if isinstance(verdict, SextonError) else next(answers) for verdict in verdicts]
 
-    def _store_parts_of_open_transactions(
-        self, target: _TopicAppendContext, parts: Sequence[ProducedEntries], error: TransactionNotOpen
-    ) -> Sequence[AppendResult | SextonError]:
-        """Store all parts except the parts of the transaction in `error`. None of `parts` is stored yet."""
-        verdicts = [error.again() if str(part.txn) == error.txn else None for part in parts]
-        return self._store_accepted_parts(target, parts, verdicts)
-
     def _drop_duplicates(
         self, topic: Topic, hints: RememberedTopicState, parts: Sequence[ProducedEntries], deadline_s: float
     ) -> list[ProducedEntries | SequenceHeld]:
@@ -138,16 +215,16 @@ class Appender:
 
         If all entries are new according to `hints`, the catalog is not read. The registration checks the entries again.
         """
-        producers = deduplication.producers_with_sequence_ids(parts)
+        producers = _producers_with_sequence_ids(parts)
         if producers <= hints.sequences.keys():
-            unique_parts = deduplication.drop_duplicates(parts, hints.sequences)
+            unique_parts = _drop_known_entries(parts, hints.sequences)
             if all(unique_part is part for unique_part, part in zip(unique_parts, parts, strict=True)):
                 return unique_parts
         sequences = self._clock.retry(
             lambda: self._ledgers.producer_sequences(topic.topic_id, producers), deadline_s=deadline_s
         )
         hints.remember({name: sequences.get(name, HighestSequenceIds()) for name in producers})
-        return deduplication.drop_duplicates(parts, sequences)
+        return _drop_known_entries(parts, sequences)
 
     def _encode_segment(self, unique_parts: Sequence[ProducedEntries]) -> EncodedSegment:
         content = encode_segment(unique_parts, publish_ms=self._clock.now_us() // 1000)
@@ -155,7 +232,7 @@ class Appender:
             content=content,
             sha256=sha256_hex(content),
             entries=_count_entries(unique_parts),
-            producers=deduplication.producer_advances(unique_parts),
+            producers=_producer_advances(unique_parts),
             **_collect_transactions_and_markers(unique_parts),
             delayed=sum(entry.deliver_at_ms is not None for part in unique_parts for entry in part.entries),
         )

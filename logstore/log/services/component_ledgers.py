@@ -1,8 +1,13 @@
-"""Component ledgers. Each is written as a whole (a row, a statement and one segment) and then published.
+"""Component ledgers, and the schemas of topics.
+
+A component ledger is written as a whole (a row, a statement and one segment) and then published.
 
 First the row is created. Then each object is stored, and proved by a HEAD request. To *publish* a ledger means to add
 the ledger to a list, in a transaction of the component. A process that loses a race or dies leaves a newborn ledger.
 The catalog files an intent for the newborn ledger (apache/pulsar#350).
+
+The content of each schema version is in its own ledger. Source: Pulsar's schema storage, whose schema id is the topic's
+name.
 """
 
 import hashlib
@@ -13,19 +18,33 @@ from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO, Final, TypeVar, cast
 
-from logstore.catalog.log.component_ledgers import LedgersOfAllComponents
+from logstore.catalog.log.component_ledgers import LedgersOfAllComponents, SchemaVersions
 from logstore.catalog.log.message_ledgers import MessageLedgers
-from logstore.errors import AlreadyExists, CatalogBusy, CorruptData, UploadTimedOut
+from logstore.errors import (
+    AlreadyExists,
+    CatalogBusy,
+    CorruptData,
+    InvalidInput,
+    MissingData,
+    UnknownObject,
+    UploadTimedOut,
+)
 from logstore.failpoints import effect
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerStatement
-from logstore.log.segment_format import FOOTER_FIELD, decode_segment, digest_footer, encode_segment
-from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
+from logstore.log.segment_format import (
+    DIGEST_FIELD,
+    FOOTER_FIELD,
+    decode_segment,
+    digest_footer,
+    encode_segment,
+    sha256_hex,
+)
+from logstore.log.services.segment_placement import report_abandoned_upload
 from logstore.log.services.segment_reader import build_digest_metadata, verify_segment_body
-from logstore.log.services.segment_registration import report_abandoned_upload
 from logstore.log.services.upload_read_back import put_and_read_back, require_stored_object, reread_if_corrupt
-from logstore.ports.catalog.log import Segment
+from logstore.ports.catalog.log import SchemaVersion, Segment, Topic
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock
@@ -33,7 +52,7 @@ from logstore.stop_checks import raise_if_stopped
 
 _Published = TypeVar("_Published")
 
-_MAX_ATTEMPTS: Final = 3
+_MAX_LEDGER_IDS: Final = 3
 """Maximum number of ledger ids to try. If the catalog was restored, storage may already have ledgers with these ids."""
 
 _LOG: Final = logging.getLogger(__name__)
@@ -50,19 +69,20 @@ class CreatedLedger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneEntryLedgerDraft:
+class _LedgerDraft:
     topic_id: TopicId
     component: Component
     keys: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneEntryLedgerDraft(_LedgerDraft):
     content: bytes
     properties: Mapping[str, str]  # for readers without the catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParquetLedgerDraft:
-    topic_id: TopicId
-    component: Component
-    keys: Mapping[str, str]
+class ParquetLedgerDraft(_LedgerDraft):
     file: BinaryIO  # seekable; read from its beginning
     facts: Mapping[str, str]  # object metadata, for readers without the catalog
 
@@ -134,7 +154,7 @@ class ComponentLedgers:
         segment = _encode_draft(draft, publish_ms=self._clock.now_us() // 1000)
         owner = (draft.topic_id, draft.component, draft.keys)
         create = partial(self._components.create_component_ledger, *owner, application=self._application)
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in range(_MAX_LEDGER_IDS):
             statement = self._clock.retry(create, deadline_s=deadline_s)
             with report_abandoned_upload(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
                 if self._put_objects_unless_id_taken(statement, segment, deadline_s):
@@ -144,7 +164,7 @@ class ComponentLedgers:
                         size_bytes=segment.size_bytes,
                         sha256=segment.sha256,
                     )
-        raise CatalogBusy(f"topic {draft.topic_id}: storage holds others of {_MAX_ATTEMPTS} ledger ids in a row")
+        raise CatalogBusy(f"topic {draft.topic_id}: storage holds others of {_MAX_LEDGER_IDS} ledger ids in a row")
 
     def read(self, ledger_id: LedgerId) -> bytes | None:
         """Return the content of a listed ledger, or `None` if the segment's row or object does not exist.
@@ -226,3 +246,94 @@ def _encode_draft(draft: OneEntryLedgerDraft | ParquetLedgerDraft, *, publish_ms
     return _EncodedDraft(
         content=body, size_bytes=len(body), sha256=digest, metadata=build_digest_metadata(body, digest)
     )
+
+
+MAX_SCHEMA_BYTES: Final = 1 << 20
+"""Maximum size of the content of a schema, inclusive."""
+
+_MAX_SCHEMA_ATTEMPTS: Final = 5
+"""Maximum number of attempts of one `set`. An attempt fails if a trim detaches the newborn ledger of a slow `set`."""
+
+
+class SchemaRegistry:
+    def __init__(self, *, schemas: SchemaVersions, component_ledgers: ComponentLedgers) -> None:
+        self._schemas = schemas
+        self._component_ledgers = component_ledgers
+
+    def set(self, topic: Topic, content: bytes) -> SchemaVersion:
+        """Make `content` the newest schema version of the topic. Idempotent.
+
+        If the newest schema version has this content, return that schema version. If only an older schema version has
+        this content, create a new schema version.
+
+        Raises:
+            InvalidInput: The content is empty, or has more than `MAX_SCHEMA_BYTES`. Nothing changed.
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
+            StoreUnavailable, CatalogBusy: The schema was not stored, after several attempts.
+            OutcomeUnknown: The schema may be stored.
+        """
+        if not 0 < len(content) <= MAX_SCHEMA_BYTES:
+            raise InvalidInput("schema", expected=f"1 to {MAX_SCHEMA_BYTES:,} bytes", found=len(content))
+        digest = hashlib.sha256(content).hexdigest()
+        for _ in range(_MAX_SCHEMA_ATTEMPTS):
+            newest = self._schemas.newest_schema_version(topic.topic_id)
+            if newest and newest.digest == digest:
+                return newest
+            written = self._write_schema_unless_abandoned(topic, content, digest)
+            if written:
+                return written
+        raise CatalogBusy(
+            f"topic {topic.name}: {_MAX_SCHEMA_ATTEMPTS} new schema ledgers were taken away before they were listed"
+        )
+
+    def all(self, topic_id: TopicId) -> list[SchemaVersion]:
+        return self._schemas.list_schema_versions(topic_id)
+
+    def read(self, topic: Topic, version: int | None = None) -> tuple[SchemaVersion, bytes]:
+        """Return a schema version, by default the newest, and its verified content.
+
+        Raises:
+            UnknownObject: The schema version does not exist.
+            MissingData: The ledger of the schema version is listed, but has no object.
+            CorruptData: The content does not match the digest in the catalog.
+            StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
+        """
+        versions = self._schemas.list_schema_versions(topic.topic_id)
+        schema_version = next(
+            (candidate for candidate in reversed(versions) if version in {None, candidate.version}), None
+        )
+        if schema_version is None:
+            expected = f"a version up to {versions[-1].version}" if versions else "a topic that has a schema"
+            raise UnknownObject("version", expected=expected, found=version)
+        content = self._component_ledgers.read(schema_version.ledger_id)
+        if content is None:
+            raise MissingData(
+                f"topic {topic.name}: schema ledger {schema_version.ledger_id} is listed and no copy holds it"
+            )
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != schema_version.digest:
+            raise CorruptData(
+                f"schema ledger {schema_version.ledger_id}: expected digest {schema_version.digest}, found {digest}"
+            )
+        return schema_version, content
+
+    def _write_schema_unless_abandoned(self, topic: Topic, content: bytes, digest: str) -> SchemaVersion | None:
+        draft = OneEntryLedgerDraft(
+            topic_id=topic.topic_id,
+            component=Component.SCHEMA_STORAGE,
+            keys={"schema": topic.name},
+            content=content,
+            properties={"digest": digest},
+        )
+
+        def publish(created: CreatedLedger) -> SchemaVersion | None:
+            return self._schemas.publish_schema_version(
+                topic.topic_id,
+                created.ledger_id,
+                digest=digest,
+                content_bytes=len(content),
+                size_bytes=created.size_bytes,
+                sha256=created.sha256,
+            )
+
+        return self._component_ledgers.write_and_publish(draft, publish)

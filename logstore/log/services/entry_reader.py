@@ -1,5 +1,8 @@
 """Reader of entries, in order or by position. The reader fetches segments ahead. Ledgers may be trimmed meanwhile.
 
+A consumer gets no message before the delivery time of the message. The requested entries of a large segment may all be
+delayed messages. In this case, delivery times are fetched first, and message payloads only if an entry is due.
+
 If the primary copy lacks an object, the reader uses the tiered copy. If no copy has the segment, the reader asks the
 catalog whether the ledger is still listed:
 
@@ -9,10 +12,14 @@ catalog whether the ledger is still listed:
 """
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+import threading
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from pyroaring import BitMap
 
@@ -22,18 +29,7 @@ from logstore.cursors.cursor_state import CursorState
 from logstore.errors import InvalidInput, MissingData
 from logstore.log.entries import Entry
 from logstore.log.ledgers import LedgerState
-from logstore.log.services.prefetcher import Prefetcher
-from logstore.log.services.read_cache import ReadCache
-from logstore.log.services.read_filter import (
-    READABLE_COLUMNS,
-    DiscardingPostponer,
-    ExcludedEntries,
-    Postponer,
-    ReadFilter,
-    fetch_segment,
-)
-from logstore.log.services.segment_reader import SegmentGone
-from logstore.log.services.segment_sources import SegmentSource, TieredCopyFinder
+from logstore.log.services.segment_reader import MAX_WHOLE_READ_BYTES, SegmentGone, SegmentSource, TieredCopyFinder
 from logstore.ports.catalog.log import Ledger, Segment, Topic
 from logstore.ports.catalog.transactions import Frontier
 from logstore.ports.object_storage import ObjectStore
@@ -42,6 +38,195 @@ from logstore.retrying_clock import Clock
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    Fetch = Callable[[Ledger, Segment, Sequence[str]], pa.Table]
+
+
+_Item = TypeVar("_Item")
+_Value = TypeVar("_Value")
+_ITEMS_AHEAD: Final = 2
+_THREADS: Final = 4
+
+
+class Prefetcher:
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prefetch")
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def fetch_ahead(self, items: Iterator[_Item], fetch: Callable[[_Item], _Value]) -> Iterator[tuple[_Item, _Value]]:
+        """Yield each item with its value, in order. If `fetch` fails for an item, raise the error instead of this item.
+
+        The first item is fetched alone, because many readers need only one item. Then up to 2 items are fetched ahead.
+        """
+        pending: deque[tuple[_Item, Future[_Value]]] = deque()
+        try:
+            for item in islice(items, 1):
+                yield item, fetch(item)
+            for item in items:
+                pending.append((item, self._pool.submit(copy_context().run, fetch, item)))
+                if len(pending) > _ITEMS_AHEAD:
+                    pending_item, future = pending.popleft()
+                    yield pending_item, future.result()
+            while pending:
+                pending_item, future = pending.popleft()
+                yield pending_item, future.result()
+        finally:
+            for _, future in pending:
+                future.cancel()
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class ReadCache(Generic[K, V]):
+    """Thread-safe cache of the most recently used values. The value of a key must never change."""
+
+    def __init__(self, max_bytes: int, size_of: Callable[[V], int], *, min_values: int = 0) -> None:
+        """Keep at most `max_bytes`, measured by `size_of`. The `min_values` most recently used values always stay."""
+        self._max_bytes, self._size_of, self._min_values = max_bytes, size_of, min_values
+        self._values: OrderedDict[K, V] = OrderedDict()  # the most recently used value is at the end
+        self._lock = threading.Lock()
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(self._size_of(value) for value in list(self._values.values()))
+
+    def get_or_fetch(self, key: K, fetch: Callable[[], V]) -> V:
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        value = fetch()
+        with self._lock:
+            self._values[key] = value
+            total_bytes = self.memory_bytes
+            while total_bytes > self._max_bytes and len(self._values) > self._min_values:
+                total_bytes -= self._size_of(self._values.popitem(last=False)[1])
+        return value
+
+
+READABLE_COLUMNS: Final = ("publish_ms", "deliver_at_ms", "producer", "sequence_id", "key", "payload", "properties")
+
+_DELIVERY_COLUMN: Final = "deliver_at_ms"
+_ENTRIES_PER_CHUNK: Final = 1024
+"""Number of entries that are converted together. With a small number, a reader that stops early wastes little work."""
+_EMPTY_BITMAP: Final = BitMap()
+
+
+class ExcludedEntries(Protocol):
+    """Entries that a reader skips, by ledger. Any mapping from ledger to entries implements this protocol."""
+
+    def get(self, ledger_id: LedgerId, default: BitMap, /) -> BitMap:
+        """Return the excluded entries of a ledger. A reader calls this before it fetches a segment of the ledger."""
+
+
+class Postponer(Protocol):
+    """Receiver of delayed messages that a reader skips because they are not due."""
+
+    def due_ms(self) -> int:
+        """Return the time up to which messages are due now, inclusive, in milliseconds since 1970."""
+
+    def postpone(self, ledger_id: LedgerId, deliver_at_ms_by_entry: Mapping[int, int]) -> None:
+        """Receive the delivery times of skipped messages, by entry id. A message may be received several times."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardingPostponer:
+    clock: Clock
+
+    def due_ms(self) -> int:
+        return self.clock.now_us() // 1000
+
+    def postpone(self, ledger_id: LedgerId, deliver_at_ms_by_entry: Mapping[int, int]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFilter:
+    columns: tuple[str, ...]
+    state: CursorState | None = None
+    up_to: Position | None = None
+    hidden: Mapping[LedgerId, BitMap] = field(default_factory=dict)
+    excluded: ExcludedEntries = field(default_factory=dict[LedgerId, BitMap])  # asked for each segment
+    postponer: Postponer | None = None  # None: messages that are not due are also returned
+
+    def select_entries(self, segment: Segment, at: Position) -> BitMap:
+        """Return the entries of the segment from `at` on that pass the filter. Delivery times are ignored."""
+        first, end = segment.first_entry, segment.first_entry + segment.entries
+        if segment.ledger_id == at.ledger_id:
+            first = max(first, at.entry_id)
+        if self.up_to and segment.ledger_id >= self.up_to.ledger_id:
+            end = min(end, self.up_to.entry_id + 1) if segment.ledger_id == self.up_to.ledger_id else first
+        left_out = self.hidden.get(segment.ledger_id, _EMPTY_BITMAP)
+        if self.state is not None:
+            mark = self.state.mark_delete
+            if segment.ledger_id <= mark.ledger_id:
+                first = max(first, mark.entry_id + 1) if segment.ledger_id == mark.ledger_id else end
+            left_out = left_out | self.state.acknowledged.get(segment.ledger_id, _EMPTY_BITMAP)
+        return BitMap(range(first, end)) - left_out - self.excluded.get(segment.ledger_id, _EMPTY_BITMAP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedSegment:
+    """Visible entries of one segment, with their columns."""
+
+    segment: Segment
+    ids: BitMap
+    table: "pa.Table | None"  # all rows of the segment; None: `ids` is empty
+    deliver_at_ms_by_entry: Mapping[int, int]  # delivery time by entry id, for entries that are not due
+
+    @property
+    def end(self) -> Position:
+        return Position(self.segment.ledger_id, self.segment.first_entry + self.segment.entries)
+
+    def iterate_entries(self, columns: Sequence[str]) -> Iterator[Entry]:
+        remaining = iter(self.ids)
+        while self.table is not None and (entry_ids := list(islice(remaining, _ENTRIES_PER_CHUNK))):
+            rows = self.table.take([entry_id - self.segment.first_entry for entry_id in entry_ids])
+            values = {name: rows.column(name).to_pylist() for name in columns}
+            for at, entry_id in enumerate(entry_ids):
+                row = {name: column[at] for name, column in values.items()}
+                yield _to_entry(Position(self.segment.ledger_id, entry_id), row)
+
+
+def fetch_segment(
+    fetch: "Fetch", ledger: Ledger, segment: Segment, ids: BitMap, read_filter: ReadFilter
+) -> FetchedSegment:
+    """Fetch the columns of the entries `ids`. `fetch` has the parameters of `SegmentSource.read`."""
+    if read_filter.postponer is None or not ids or segment.delayed == 0:
+        table = fetch(ledger, segment, read_filter.columns) if ids else None
+        return FetchedSegment(segment=segment, ids=ids, table=table, deliver_at_ms_by_entry={})
+    has_due_entries = segment.delayed < len(ids)
+    fetches_times_first = (
+        "payload" in read_filter.columns and segment.size_bytes > MAX_WHOLE_READ_BYTES and not has_due_entries
+    )
+    first_columns = (
+        (_DELIVERY_COLUMN,) if fetches_times_first else tuple(dict.fromkeys((*read_filter.columns, _DELIVERY_COLUMN)))
+    )
+    table = fetch(ledger, segment, first_columns)
+    later = _find_messages_not_due(table, segment, ids, read_filter.postponer.due_ms())
+    due = ids - BitMap(later)
+    if fetches_times_first:
+        table = fetch(ledger, segment, read_filter.columns) if due else None
+    return FetchedSegment(segment=segment, ids=due, table=table if due else None, deliver_at_ms_by_entry=later)
+
+
+def _find_messages_not_due(table: "pa.Table", segment: Segment, ids: BitMap, due_ms: int) -> dict[int, int]:
+    import numpy as np  # noqa: PLC0415 - start-up time
+
+    times = table.column(_DELIVERY_COLUMN).fill_null(0).to_numpy()
+    entries = np.asarray(ids.to_array(), dtype=np.int64)
+    entry_times = times[entries - segment.first_entry]
+    is_postponed = entry_times > due_ms
+    return dict(zip(entries[is_postponed].tolist(), entry_times[is_postponed].tolist(), strict=True))
+
+
+def _to_entry(position: Position, row: dict[str, Any]) -> Entry:
+    row["properties"] = dict(row.get("properties") or ())
+    return Entry(position=position, **row)
+
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -88,6 +273,25 @@ class EntryReader:
         excluded: ExcludedEntries | None = None,
         postponer: Postponer | None = None,
     ) -> Iterator[Entry]:
+        """Yield visible entries in order, up to the first message of an open transaction.
+
+        Args:
+            topic: Topic to read.
+            from_position: First entry, inclusive. If the ledger was trimmed, the scan begins at the next listed ledger.
+            columns: Names from `READABLE_COLUMNS`. Other columns are not fetched and are `None`, except `publish_ms`.
+            cursor_state: State whose acknowledged entries are skipped. With it, messages that are not due are skipped.
+            up_to: Last entry, inclusive.
+            frontier: Frontier that the caller has just read, with the hidden entries from the first scanned ledger on.
+            excluded: Entries to skip. A segment is not fetched if all its requested entries are skipped.
+            postponer: Receives messages that are not due, and decides which messages are due. With `None`, delayed
+                messages are skipped only if `cursor_state` is given.
+
+        Raises:
+            InvalidInput: A column is unknown.
+            MissingData: A listed ledger lacks an object.
+            CorruptData: The object of a segment differs from the segment's row.
+            StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
+        """
         read_filter = ReadFilter(
             columns=_validate_columns(columns),
             state=cursor_state,
@@ -129,8 +333,12 @@ class EntryReader:
                 return
 
     def read_visible_entries_at(
-        self, topic: Topic, positions: Sequence[Position], *, columns: Sequence[str]
+        self, topic: Topic, positions: Sequence[Position], *, columns: Sequence[str] = READABLE_COLUMNS
     ) -> list[Entry]:
+        """Return entries by position, in the given order. Trimmed and hidden entries are absent.
+
+        Delivery times are ignored. Each segment is fetched once and cached. Raise the errors of `scan`.
+        """
         read_filter = ReadFilter(columns=_validate_columns(columns))
         ids_by_ledger: dict[LedgerId, BitMap] = defaultdict(BitMap)
         for position in positions:

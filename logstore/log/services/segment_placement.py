@@ -1,27 +1,55 @@
-"""Upload and registration of a segment in a topic's last ledger, under a number that no concurrent writer takes."""
+"""Place of a segment: open ledgers, uploads under free segment numbers, and registration.
 
+*Roll.* A new ledger gets its row first, then its statement in storage, and then a place in the list. If another process
+has opened a ledger first, the newborn ledger gets an intent instead of a place (apache/pulsar#350).
+
+*Confirmation.* If the catalog is lost, storage must show where a segment was registered (ADR 19). So the metadata of a
+segment states the part of the ledger that was registered before the upload.
+
+- If the segment has the next number after this part, the metadata suffices: a registered segment begins at the end of
+  this part.
+- If the segment skips numbers, segments with lower numbers may have been registered after the upload. So a confirmation
+  is uploaded after the registration and before the append returns.
+"""
+
+import logging
 import random
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from logstore.catalog.log.message_ledgers import MessageLedgers
-from logstore.errors import AlreadyExists, CatalogBusy, LedgerFenced, StaleCatalog
+from logstore.errors import (
+    AlreadyExists,
+    CatalogBusy,
+    LedgerFenced,
+    OutcomeUnknown,
+    ProducerFenced,
+    RetryableError,
+    SextonError,
+    StaleCatalog,
+    StoreUnavailable,
+    TerminalError,
+    TransactionNotOpen,
+)
 from logstore.failpoints import effect
-from logstore.log.ledger_object_keys import segment_key
+from logstore.log.entries import HighestSequenceIds, ProducerSequenceRange
+from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import LedgerOwner, LedgerState, LedgerStatement
-from logstore.log.producer_sequences import HighestSequenceIds, ProducerSequenceRange
-from logstore.log.segment_metadata import (
+from logstore.log.segment_format import (
     EXTENT_FIELD,
     MAX_CONFIRMATION_GAP,
+    MIN_CONFIRMATION_GAP,
     UPLOAD_ID_FIELD,
     RegisteredLedgerExtent,
     SegmentUploadId,
+    encode_segment,
+    sha256_hex,
 )
-from logstore.log.services.ledger_roll import Roller, RollPolicy
+from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.segment_reader import build_digest_metadata
-from logstore.log.services.segment_registration import SegmentRegistrar, report_abandoned_upload, upload_confirmation
 from logstore.ports.catalog.log import (
     Ledger,
     RegisterSegmentResult,
@@ -30,9 +58,160 @@ from logstore.ports.catalog.log import (
     Topic,
 )
 from logstore.ports.object_storage import ObjectStore
-from logstore.positions import LedgerId
+from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock
 from logstore.transactions.transaction_ids_and_states import TransactionEntryRange
+
+_MAX_REPORT_S: Final = 5.0
+"""Maximum time for a report to the catalog. The time is short, because the report delays the caller's error."""
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@contextmanager
+def report_abandoned_upload(
+    ledgers: MessageLedgers, ledger_id: LedgerId, *, epoch: int, clock: Clock
+) -> Iterator[None]:
+    """If the `with` block raises, report to the catalog that an upload to the ledger was abandoned. Raise the error.
+
+    After a terminal error nothing is reported: storage has stored nothing, or the catalog has refused the upload.
+    """
+    try:
+        yield
+    except TerminalError:
+        raise
+    except Exception:
+        deadline_s = clock.monotonic_s() + _MAX_REPORT_S
+        try:  # if the catalog does not answer, reconciliation finds the upload
+            clock.retry(lambda: ledgers.record_abandoned_upload(ledger_id, epoch=epoch), deadline_s=deadline_s)
+        except Exception as error:  # noqa: BLE001 - the first error must not be hidden
+            _LOG.warning("ledger %s: an upload was given up, and the catalog was not told: %s", ledger_id, error)
+        raise
+
+
+def upload_confirmation(
+    objects: ObjectStore, statement: LedgerStatement, extent: RegisteredLedgerExtent, *, clock: Clock, deadline_s: float
+) -> None:
+    """Upload a confirmation. A crash before the upload loses nothing, because the append has not returned yet.
+
+    `extent` has the number of the registered segment, and the number of entries of the ledger up to the end of this
+    segment. No attempt starts after the monotonic time `deadline_s`.
+
+    Raises:
+        OutcomeUnknown: The segment is registered without a confirmation. If the catalog is lost, the segment's entries
+            may get other positions.
+    """
+    content = encode_segment([], publish_ms=0)
+    metadata = (
+        statement.to_metadata() | {EXTENT_FIELD: str(extent)} | build_digest_metadata(content, sha256_hex(content))
+    )
+
+    def put_at_random_number() -> None:
+        number = extent.last_segment + random.randint(MIN_CONFIRMATION_GAP, MAX_CONFIRMATION_GAP)  # noqa: S311 - spreads writers
+        key = segment_key(statement.ledger_id, number)
+        try:
+            with effect("append.put_confirmation"):
+                objects.put_if_absent(key, content, metadata=metadata)
+        except AlreadyExists as error:
+            raise StoreUnavailable(f"{key}: expected a free number for a confirmation") from error
+
+    try:
+        clock.retry(put_at_random_number, deadline_s=deadline_s)
+    except SextonError as error:
+        subject = f"ledger {statement.ledger_id}, segment {extent.last_segment}"
+        raise OutcomeUnknown(f"{subject}: registered, and storage was not told: {error}") from error
+
+
+_MAX_ATTEMPTS: Final = 5
+"""Maximum number of attempts of one roll. An attempt fails if a trim detaches the newborn ledger before the commit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollPolicy:
+    """Limits of a ledger. A roll is due when any limit is reached. The last segment may exceed a limit."""
+
+    max_entries: int = 50_000
+    max_size_bytes: int = 1 << 30
+    max_age_s: float = 4 * 3600
+
+    def is_due(self, ledger: Ledger, *, now_us: int) -> bool:
+        """Return whether the next entries must go into a new ledger. A roll of an empty ledger is never due."""
+        return ledger.entries > 0 and (
+            ledger.entries >= self.max_entries
+            or ledger.size_bytes >= self.max_size_bytes
+            or now_us - ledger.created_us >= self.max_age_s * 1_000_000
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollResult:
+    closed: LedgerId | None  # None: this call closed no ledger
+    opened: LedgerId  # open ledger, whichever process opened it
+
+
+class Roller:
+    """Opener of ledgers. A roll repeats failed attempts for at most `patience_s` seconds."""
+
+    def __init__(
+        self, *, ledgers: MessageLedgers, objects: ObjectStore, application: str, clock: Clock, patience_s: float
+    ) -> None:
+        self._ledgers = ledgers
+        self._objects = objects
+        self._application = application
+        self._clock = clock
+        self._patience_s = patience_s
+
+    def roll(self, topic_id: TopicId) -> RollResult:
+        for _ in range(_MAX_ATTEMPTS):
+            last = self._ledgers.last_ledger(topic_id)
+            if last and last.state is LedgerState.OPEN and not last.entries:
+                return RollResult(closed=None, opened=last.ledger_id)
+            opened = self._open_ledger_after(topic_id, last)
+            if opened is not None:
+                was_open = last is not None and last.state is LedgerState.OPEN
+                return RollResult(closed=last.ledger_id if last and was_open else None, opened=opened)
+            winner = self._ledgers.last_ledger(topic_id)
+            if winner and (last is None or winner.ledger_id != last.ledger_id):
+                return RollResult(closed=None, opened=winner.ledger_id)
+        raise CatalogBusy(f"topic {topic_id}: {_MAX_ATTEMPTS} new ledgers were taken away before they joined its list")
+
+    def open_next_ledger(self, topic_id: TopicId, last: Ledger | None) -> Ledger | None:
+        """Try to open a ledger after `last`. Return the topic's last ledger, whichever process opened it."""
+        self._open_ledger_after(topic_id, last)
+        return self._ledgers.last_ledger(topic_id)
+
+    def _open_ledger_after(self, topic_id: TopicId, last: Ledger | None) -> LedgerId | None:
+        """Return the opened ledger, or `None` if another process was faster or storage already has the new id."""
+        deadline_s = self._clock.monotonic_s() + self._patience_s
+        statement = self._clock.retry(lambda: self._create_row(topic_id), deadline_s=deadline_s)
+        after = last.ledger_id if last else None
+        try:
+            with report_abandoned_upload(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
+                self._clock.retry(lambda: self._put_statement(statement), deadline_s=deadline_s)
+                attached = self._clock.retry(lambda: self._attach(statement.ledger_id, after), deadline_s=deadline_s)
+        except AlreadyExists:
+            _LOG.error("ledger %s: storage holds another one of that id; taking the next id", statement.ledger_id)
+            return None
+        return statement.ledger_id if attached else None
+
+    def _create_row(self, topic_id: TopicId) -> LedgerStatement:
+        with effect("roll.create_row"):
+            return self._ledgers.create_ledger(topic_id, application=self._application)
+
+    def _put_statement(self, statement: LedgerStatement) -> None:
+        key, body = meta_key(statement.ledger_id, statement.owner), statement.to_json()
+        with effect("roll.put_meta"):
+            try:
+                self._objects.put_if_absent(key, body, metadata=statement.to_metadata())
+            except AlreadyExists:
+                stored = self._objects.get(key)
+                if stored is None or stored.body != body:  # the id was used twice
+                    raise
+
+    def _attach(self, ledger_id: LedgerId, after: LedgerId | None) -> bool:
+        with effect("roll.attach"):
+            return self._ledgers.attach_ledger(ledger_id, after=after)
+
 
 FIRST_NUMBER_STRIDE: Final = 16
 """Maximum step to a higher segment number after one lost race. The maximum doubles with each further lost race."""
@@ -126,7 +305,7 @@ class SegmentPlacer:
         *,
         ledgers: MessageLedgers,
         objects: ObjectStore,
-        registrar: SegmentRegistrar,
+        committer: GroupCommitter,
         roller: Roller,
         policy: RollPolicy,
         application: str,
@@ -134,7 +313,7 @@ class SegmentPlacer:
     ) -> None:
         self._ledgers = ledgers
         self._objects = objects
-        self._registrar = registrar
+        self._committer = committer
         self._roller = roller
         self._policy = policy
         self._application = application
@@ -168,7 +347,7 @@ class SegmentPlacer:
             try:
                 with report_abandoned_upload(self._ledgers, ledger.ledger_id, epoch=write.epoch, clock=self._clock):
                     self._upload_segment(segment_key(write.ledger_id, write.number), encoded, metadata, attempts)
-                    registered = self._registrar.register_segment(write, deadline_s=attempts.deadline_s)
+                    registered = self._register_segment(write, deadline_s=attempts.deadline_s)
             except LedgerFenced:
                 attempts.fenced_ledgers.add(ledger.ledger_id)
                 hints.ledger = None
@@ -245,6 +424,58 @@ class SegmentPlacer:
             head = self._objects.head(key)
             if head is None or head[1].get(UPLOAD_ID_FIELD) != metadata[UPLOAD_ID_FIELD]:
                 raise  # the stored object is not an earlier try of this upload
+
+    def _register_segment(self, write: RegisterSegmentWrite, *, deadline_s: float) -> RegisterSegmentResult | Segment:
+        """Register a segment. The caller must be the only one that has uploaded an object with this segment number.
+
+        If an earlier attempt has registered the segment, return the segment's row. No attempt starts after the
+        monotonic time `deadline_s`.
+
+        Raises:
+            AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog, TransactionNotOpen: The registration was refused,
+                and a retry cannot help.
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
+            StoreUnavailable, CatalogBusy: The segment was not registered, after several attempts.
+            OutcomeUnknown: The catalog does not answer, and the segment may be registered.
+        """
+        unclear_errors: list[Exception] = []
+        try:
+            return self._clock.retry(
+                lambda: self._try_to_register(write, unclear_errors, deadline_s), deadline_s=deadline_s
+            )
+        except RetryableError as error:
+            if any(isinstance(unclear, OutcomeUnknown) for unclear in unclear_errors):
+                raise OutcomeUnknown(
+                    f"ledger {write.ledger_id}, segment {write.number}: {unclear_errors[0]}"
+                ) from error
+            raise
+
+    def _try_to_register(
+        self, write: RegisterSegmentWrite, unclear_errors: list[Exception], deadline_s: float
+    ) -> RegisterSegmentResult | Segment:
+        remaining_s = deadline_s - self._clock.monotonic_s()
+        try:
+            if remaining_s <= 0:
+                raise CatalogBusy(
+                    f"ledger {write.ledger_id}, segment {write.number}: not registered in time, giving up"
+                )
+            with effect("append.register"):
+                return self._committer.commit_write(write, timeout_s=remaining_s)
+        except (OutcomeUnknown, RetryableError) as error:
+            unclear_errors.append(error)
+            registered = self._find_registered(write)
+            if registered is None:
+                raise
+        except (AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog, TransactionNotOpen):
+            registered = self._find_registered(write) if unclear_errors else None
+            if registered is None:
+                raise
+        return registered
+
+    def _find_registered(self, write: RegisterSegmentWrite) -> Segment | None:
+        rows = self._ledgers.list_segments(write.ledger_id)
+        own = (write.number, write.entries, write.size_bytes, write.sha256)
+        return next((row for row in rows if (row.number, row.entries, row.size_bytes, row.sha256) == own), None)
 
     def _build_statement(self, topic: Topic, ledger: Ledger, epoch: int) -> LedgerStatement:
         owner = LedgerOwner(

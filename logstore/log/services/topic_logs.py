@@ -1,7 +1,7 @@
 """Logs of all topics, for one process: appends, rolls and reads."""
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -11,18 +11,19 @@ from logstore.catalog.transactions.sql_transactions import Transactions
 from logstore.cursors.cursor_state import CursorState
 from logstore.errors import InvalidInput
 from logstore.log.entries import Entry, ProducedEntries
-from logstore.log.services import deduplication
-from logstore.log.services.batched_appends import Appender, AppendQueue, AppendResult
-from logstore.log.services.entry_reader import EntryReader
+from logstore.log.services.batched_appends import Appender, AppendQueue, AppendResult, require_valid_produced_entries
+from logstore.log.services.entry_reader import READABLE_COLUMNS, EntryReader
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.log.services.ledger_roll import Roller, RollPolicy, RollResult
 from logstore.log.services.log_end_watch import LogEndPoller, Watch
-from logstore.log.services.read_filter import READABLE_COLUMNS, ExcludedEntries, Postponer
-from logstore.log.services.segment_placement import RememberedTopicState, SegmentPlacer
-from logstore.log.services.segment_registration import SegmentRegistrar
-from logstore.log.services.segment_sources import TieredCopyFinder
+from logstore.log.services.segment_placement import (
+    RememberedTopicState,
+    Roller,
+    RollPolicy,
+    RollResult,
+    SegmentPlacer,
+)
+from logstore.log.services.segment_reader import TieredCopyFinder
 from logstore.ports.catalog.log import Topic
-from logstore.ports.catalog.transactions import Frontier
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import Position, TopicId
 from logstore.retrying_clock import Clock
@@ -31,7 +32,7 @@ _MAX_REMEMBERED_TOPICS: Final = 10_000
 """Maximum number of topics with an append queue. When this number is reached, idle queues are removed."""
 
 
-class TopicLogs:
+class TopicLogs(EntryReader):
     """Logs of all topics. Thread-safe. `close` ends the threads of the object, but does not close `committer`.
 
     `transactions` returns the frontier of a topic, the last entry that readers may see. An append fails if its segment
@@ -51,38 +52,28 @@ class TopicLogs:
         registration_timeout_s: float = 600.0,
         tiered: TieredCopyFinder | None = None,
     ) -> None:
-        self._ledgers = ledgers
         self._policy = policy or RollPolicy()
-        self._clock = clock or Clock()
+        clock = clock or Clock()
+        super().__init__(ledgers=ledgers, transactions=transactions, objects=objects, clock=clock, tiered=tiered)
         self._roller = Roller(
+            ledgers=ledgers, objects=objects, application=application, clock=clock, patience_s=registration_timeout_s
+        )
+        placer = SegmentPlacer(
             ledgers=ledgers,
             objects=objects,
+            committer=committer,
+            roller=self._roller,
+            policy=self._policy,
             application=application,
-            clock=self._clock,
-            patience_s=registration_timeout_s,
+            clock=clock,
         )
-        placer = self._create_placer(objects, committer, application)
         self._appender = Appender(
-            ledgers=ledgers, placer=placer, clock=self._clock, registration_timeout_s=registration_timeout_s
-        )
-        self._reader = EntryReader(
-            ledgers=ledgers, transactions=transactions, objects=objects, clock=self._clock, tiered=tiered
+            ledgers=ledgers, placer=placer, clock=clock, registration_timeout_s=registration_timeout_s
         )
         self._log_end_poller = LogEndPoller(ledgers)
         self._queues: dict[TopicId, AppendQueue] = {}
         self._hints: dict[TopicId, tuple[Topic, RememberedTopicState]] = {}
         self._queues_lock = threading.Lock()
-
-    def _create_placer(self, objects: ObjectStore, committer: GroupCommitter, application: str) -> SegmentPlacer:
-        return SegmentPlacer(
-            ledgers=self._ledgers,
-            objects=objects,
-            registrar=SegmentRegistrar(ledgers=self._ledgers, committer=committer, clock=self._clock),
-            roller=self._roller,
-            policy=self._policy,
-            application=application,
-            clock=self._clock,
-        )
 
     def append(self, topic: Topic, produced: ProducedEntries) -> AppendResult:
         """Store entries of one producer: all of them contiguously in one ledger, or none.
@@ -104,7 +95,7 @@ class TopicLogs:
             StoreUnavailable, CatalogBusy: The entries were not stored, after several attempts.
             OutcomeUnknown: The entries may be stored.
         """
-        deduplication.require_valid_produced_entries(produced)
+        require_valid_produced_entries(produced)
         return self._get_append_queue(topic).append(produced)
 
     def roll(self, topic: Topic) -> RollResult:
@@ -141,57 +132,6 @@ class TopicLogs:
             for last_ledger in self._ledgers.last_ledgers(topic_ids)
             if self._policy.is_due(last_ledger, now_us=now_us)
         )
-
-    def scan(
-        self,
-        topic: Topic,
-        *,
-        from_position: Position | None = None,
-        columns: Sequence[str] = READABLE_COLUMNS,
-        cursor_state: CursorState | None = None,
-        up_to: Position | None = None,
-        frontier: Frontier | None = None,
-        excluded: ExcludedEntries | None = None,
-        postponer: Postponer | None = None,
-    ) -> Iterator[Entry]:
-        """Yield visible entries in order, up to the first message of an open transaction.
-
-        Args:
-            topic: Topic to read.
-            from_position: First entry, inclusive. If the ledger was trimmed, the scan begins at the next listed ledger.
-            columns: Names from `READABLE_COLUMNS`. Other columns are not fetched and are `None`, except `publish_ms`.
-            cursor_state: State whose acknowledged entries are skipped. With it, messages that are not due are skipped.
-            up_to: Last entry, inclusive.
-            frontier: Frontier that the caller has just read, with the hidden entries from the first scanned ledger on.
-            excluded: Entries to skip. A segment is not fetched if all its requested entries are skipped.
-            postponer: Receives messages that are not due, and decides which messages are due. With `None`, delayed
-                messages are skipped only if `cursor_state` is given.
-
-        Raises:
-            InvalidInput: A column is unknown.
-            MissingData: A listed ledger lacks an object.
-            CorruptData: The object of a segment differs from the segment's row.
-            StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
-        """
-        return self._reader.scan(
-            topic,
-            from_position=from_position,
-            columns=columns,
-            cursor_state=cursor_state,
-            up_to=up_to,
-            frontier=frontier,
-            excluded=excluded,
-            postponer=postponer,
-        )
-
-    def read_visible_entries_at(
-        self, topic: Topic, positions: Sequence[Position], *, columns: Sequence[str] = READABLE_COLUMNS
-    ) -> list[Entry]:
-        """Return entries by position, in the given order. Trimmed and hidden entries are absent.
-
-        Delivery times are ignored. Each segment is fetched once and cached. Raise the errors of `scan`.
-        """
-        return self._reader.read_visible_entries_at(topic, positions, columns=columns)
 
     def read(
         self,
@@ -241,7 +181,7 @@ class TopicLogs:
     def close(self) -> None:
         """End the threads that fetch segments ahead, and wake waiting readers. Running appends continue."""
         self._log_end_poller.close()
-        self._reader.close()
+        super().close()
 
     def _get_append_queue(self, topic: Topic) -> AppendQueue:
         with self._queues_lock:

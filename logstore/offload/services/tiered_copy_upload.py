@@ -24,10 +24,8 @@ from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.catalog.offload.tiered_copies import Offloads
 from logstore.errors import CorruptData, MissingData, SextonError, UploadTimedOut, UploadUnproven
 from logstore.failpoints import effect
-from logstore.log.chunk_digests import digest_chunks, list_column_chunks
 from logstore.log.ledgers import LedgerStatement
-from logstore.log.segment_format import COLUMNS, digest_footer
-from logstore.log.segment_metadata import sha256_hex
+from logstore.log.segment_format import COLUMNS, digest_chunks, digest_footer, list_column_chunks, sha256_hex
 from logstore.log.services.segment_reader import SegmentGone, describe_damage, read_columns
 from logstore.log.services.upload_read_back import require_stored_object, reread_if_corrupt
 from logstore.offload.tiered_copy import (

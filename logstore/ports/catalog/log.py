@@ -16,8 +16,8 @@ from logstore.errors import (
     StaleCatalog,
     UnknownObject,
 )
+from logstore.log.entries import HighestSequenceIds, ProducerSequenceRange
 from logstore.log.ledgers import Component, CopyKind, LedgerState
-from logstore.log.producer_sequences import HighestSequenceIds, ProducerSequenceRange
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionEntryRange, TransactionId, TransactionState
 

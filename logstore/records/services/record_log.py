@@ -32,7 +32,7 @@ from uuid import uuid4
 
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, MissingData, StoreUnavailable
 from logstore.failpoints import effect
-from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
+from logstore.log.segment_format import DIGEST_FIELD, sha256_hex
 from logstore.log.services.upload_read_back import put_and_read_back, reread_if_corrupt
 from logstore.ports.object_storage import ObjectStore, OwnedStore
 from logstore.records.block_files import decode_block, describe_block, encode_blocks

@@ -14,15 +14,16 @@ import pyarrow.compute as pc
 
 from logstore.cursors.cursor_state import pack_acknowledged
 from logstore.errors import CorruptData, StoreUnavailable
+from logstore.log.entries import ProducerSequenceRange
 from logstore.log.ledgers import LedgerStatement
-from logstore.log.producer_sequences import ProducerSequenceRange
-from logstore.log.segment_format import FOOTER_FIELD, decode_segment
-from logstore.log.segment_metadata import (
+from logstore.log.segment_format import (
     DIGEST_FIELD,
     EXTENT_FIELD,
+    FOOTER_FIELD,
     UPLOAD_ID_FIELD,
     RegisteredLedgerExtent,
     SegmentUploadId,
+    decode_segment,
     sha256_hex,
 )
 from logstore.log.services.segment_reader import (

@@ -22,9 +22,8 @@ from logstore.errors import CorruptData, MissingData, SextonError
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, OneEntryLedgerDraft
-from logstore.log.services.prefetcher import Prefetcher
-from logstore.log.services.segment_reader import SegmentGone
-from logstore.log.services.segment_sources import SegmentSource, TieredCopyFinder
+from logstore.log.services.entry_reader import Prefetcher
+from logstore.log.services.segment_reader import SegmentGone, SegmentSource, TieredCopyFinder
 from logstore.ports.catalog.log import Ledger, Segment
 from logstore.ports.catalog.transactions import BufferSnapshotReplacement
 from logstore.ports.object_storage import ObjectStore

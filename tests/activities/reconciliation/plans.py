@@ -5,9 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from activities.reconciliation.apply_orphans import ApplyOrphansActivities
-from activities.reconciliation.apply_preview import ApplyPreview
-from activities.reconciliation.delete_single_objects import SingleObjectDeletion
+from activities.reconciliation.apply_orphans import ApplyOrphansActivities, ApplyPreview
 from activities.reconciliation.inputs_and_results import (
     ApplyPageInput,
     BeginApplyInput,
@@ -97,7 +95,7 @@ class Plans:
         self.applying = ApplyOrphansActivities(
             catalog=self.catalog,
             inspector=self.stored,
-            objects=SingleObjectDeletion(reconciliation=self.runs, inspector=self.stored, objects=self.warm),
+            objects=self.warm,
             bulk=self.bulk,
         )
 

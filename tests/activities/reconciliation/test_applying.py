@@ -635,7 +635,7 @@ def test_deletes_of_single_objects_are_paced(plans: Plans, monkeypatch: pytest.M
         return real(keys)
 
     pace = partial(DeletionPace, clock=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr("activities.reconciliation.delete_single_objects.DeletionPace", pace)
+    monkeypatch.setattr("activities.reconciliation.apply_orphans.DeletionPace", pace)
     monkeypatch.setattr(plans.warm, "delete", delete)
     assert plans.delete(objects_per_s=2.0) == 5
     assert pages == [2, 2, 1]

@@ -7,10 +7,10 @@ import pytest
 
 from activities.reconciliation.inputs_and_results import (
     BeginScrubInput,
-    ConcludeScrubInput,
     CutScrubInput,
     ScrubCounts,
     ScrubPageInput,
+    ScrubRunId,
 )
 from logstore.errors import CatalogMismatch, ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.positions import LedgerId
@@ -38,7 +38,7 @@ def _read(plans: Plans, page: int, run_id: str = "scrub-1") -> ScrubCounts:
 
 
 def _conclude(plans: Plans, run_id: str = "scrub-1") -> PlanOrScrubResult:
-    return run(plans.scrubbing.conclude_scrub, ConcludeScrubInput(run_id=run_id), workflow_id=_WORKFLOW)
+    return run(plans.scrubbing.conclude_scrub, ScrubRunId(run_id=run_id), workflow_id=_WORKFLOW)
 
 
 def _corrupt(ledger_id: int) -> Finding:

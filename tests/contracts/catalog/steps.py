@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from logstore.deletion.retention import RetentionPolicy
-from logstore.log.producer_sequences import ProducerSequenceRange
+from logstore.log.entries import ProducerSequenceRange
 from logstore.ports.catalog.log import (
     AcknowledgeWrite,
     GroupCommitResult,

@@ -14,8 +14,8 @@ from logstore.errors import (
     Unsupported,
 )
 from logstore.failpoints import effect
+from logstore.log.entries import HighestSequenceIds
 from logstore.log.ledgers import LedgerState
-from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog.log import (
     AcknowledgeResult,
     AcknowledgeWrite,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from logstore.cursors.cursor_state import CursorState, VisibleLedgerSpan
 from logstore.failpoints import effect
+from logstore.log.entries import HighestSequenceIds
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
-from logstore.log.producer_sequences import HighestSequenceIds
 from logstore.ports.catalog.log import Ledger, Segment, TopicLedgerTotals
 from logstore.positions import LedgerId, Position, TopicId
 

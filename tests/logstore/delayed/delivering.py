@@ -9,8 +9,7 @@ from typing import Any, Self, cast
 from pyroaring import BitMap
 
 from logstore.catalog.delayed.delayed_index import DelayedIndex
-from logstore.cursors.services.cursor_snapshots import CursorSnapshots
-from logstore.cursors.services.subscriptions import Subscriptions
+from logstore.cursors.services.subscriptions import CursorSnapshots, Subscriptions
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.index_buckets import IndexBucket, IndexBucketList
 from logstore.delayed.services.consumers import MessageDelivery

@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.index_buckets import IndexBucket
-from logstore.delayed.snapshot_file import IndexSnapshotWriter, read_segment
-from logstore.delayed.snapshot_footer import IndexSnapshotFooter, parse_snapshot_footer
+from logstore.delayed.snapshot_file import IndexSnapshotFooter, IndexSnapshotWriter, parse_snapshot_footer, read_segment
 from logstore.delayed.tracker import IndexSnapshotGone, Tracker
 from logstore.errors import StoreUnavailable
 from logstore.positions import LedgerId, Position, TopicId

@@ -10,7 +10,7 @@ from logstore.delayed.index_buckets import IndexBucket, SealAndMergeLimits
 from logstore.delayed.services.bucket_merger import Merger
 from logstore.delayed.services.bucket_snapshots import IndexBucketSnapshots
 from logstore.delayed.services.log_sealer import Sealer
-from logstore.delayed.tracker_sources import IndexSnapshotGone
+from logstore.delayed.tracker import IndexSnapshotGone
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers

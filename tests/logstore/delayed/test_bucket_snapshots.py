@@ -11,9 +11,8 @@ import pytest
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.index_buckets import IndexBucket
 from logstore.delayed.services.bucket_snapshots import IndexBucketSnapshots
-from logstore.delayed.snapshot_file import IndexSnapshotWriter
-from logstore.delayed.snapshot_footer import IndexSnapshotFooter
-from logstore.delayed.tracker_sources import IndexSnapshotGone
+from logstore.delayed.snapshot_file import IndexSnapshotFooter, IndexSnapshotWriter
+from logstore.delayed.tracker import IndexSnapshotGone
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.delayed.compressed_rows import CompressedRows
-from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.delayed_rows import CompressedRows, DelayedRows
 from tests.logstore.delayed.rows import Kind, made
 
 _NUMBERS = st.one_of(

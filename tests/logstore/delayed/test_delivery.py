@@ -8,8 +8,7 @@ import pytest
 from pyroaring import BitMap
 
 from logstore.delayed.services.consumers import Consumer
-from logstore.delayed.services.dispatcher import Dispatcher
-from logstore.delayed.services.subscription_log_reader import MAX_REPLAY_MESSAGES, ReplaySet
+from logstore.delayed.services.dispatcher import MAX_REPLAY_MESSAGES, Dispatcher, ReplaySet
 from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.log.entries import Entry
 from logstore.log.services.log_end_watch import Watch

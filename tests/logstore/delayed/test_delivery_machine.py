@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.delayed.services.consumers import Consumer
-from logstore.delayed.tracker_sources import IndexSnapshotGone
+from logstore.delayed.tracker import IndexSnapshotGone
 from logstore.errors import StoreUnavailable
 from logstore.positions import Position
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation

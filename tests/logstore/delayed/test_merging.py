@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.delayed.bucket_contents import merge_sorted_sources
-from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.delayed_rows import DelayedRows, merge_sorted_sources
 from logstore.positions import LedgerId, Position
 from tests.logstore.delayed.rows import START_MS, made, windows
 

@@ -4,9 +4,9 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from logstore.delayed.bucket_contents import IndexBucketDraft, select_delayed_rows, should_seal
-from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.delayed_rows import DelayedRows, select_delayed_rows
 from logstore.delayed.index_buckets import SealAndMergeLimits
+from logstore.delayed.services.log_sealer import IndexBucketDraft, should_seal
 from logstore.positions import LedgerId, Position
 from tests.logstore.delayed.rows import made
 

@@ -14,7 +14,7 @@ import pytest
 from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.index_buckets import IndexBucket
 from logstore.delayed.services.consumers import Consumer
-from logstore.delayed.snapshot_footer import IndexSnapshotFooter
+from logstore.delayed.snapshot_file import IndexSnapshotFooter
 from logstore.errors import StoreUnavailable
 from logstore.log.entries import Entry
 from logstore.positions import LedgerId, Position

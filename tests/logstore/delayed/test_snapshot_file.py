@@ -11,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.delayed.delayed_rows import DelayedRows
-from logstore.delayed.snapshot_file import IndexSnapshotWriter, read_segment
-from logstore.delayed.snapshot_footer import IndexSnapshotFooter, IndexSnapshotSegment, parse_snapshot_footer
+from logstore.delayed.snapshot_file import (
+    IndexSnapshotFooter,
+    IndexSnapshotSegment,
+    IndexSnapshotWriter,
+    parse_snapshot_footer,
+    read_segment,
+)
 from logstore.errors import CorruptData, InvalidInput
 from logstore.positions import LedgerId, Position
 from tests.logstore.delayed.rows import START_MS, TOPIC, Kind, made, windows, written

@@ -21,11 +21,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from logstore.delayed.bucket_contents import IndexBucketDraft, merge_sorted_sources
-from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.delayed_rows import DelayedRows, merge_sorted_sources
 from logstore.delayed.index_buckets import IndexBucket, IndexBucketList, SealAndMergeLimits, find_pair_to_merge
-from logstore.delayed.tracker import Tracker, open_index_buckets
-from logstore.delayed.tracker_sources import IndexBucketSource
+from logstore.delayed.services.log_sealer import IndexBucketDraft
+from logstore.delayed.tracker import IndexBucketSource, Tracker, open_index_buckets
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.positions import EARLIEST, LedgerId, Position
 from tests.logstore.delayed.rows import Snapshots, take_due

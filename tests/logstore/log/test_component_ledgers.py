@@ -14,8 +14,7 @@ from logstore.errors import CatalogBusy, CorruptData, OutcomeUnknown, StoreUnava
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerStatement
-from logstore.log.segment_format import digest_footer
-from logstore.log.segment_metadata import sha256_hex
+from logstore.log.segment_format import digest_footer, sha256_hex
 from logstore.log.services.component_ledgers import CreatedLedger, OneEntryLedgerDraft, ParquetLedgerDraft
 from logstore.positions import LedgerId
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from logstore.errors import CorruptData, SextonError
-from logstore.log.chunk_digests import CHUNKS_FIELD
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import CopyKind
-from logstore.log.segment_format import COLUMNS, decode_segment, digest_footer
+from logstore.log.segment_format import CHUNKS_FIELD, COLUMNS, decode_segment, digest_footer
 from logstore.log.services.segment_reader import read_columns
 from logstore.ports.catalog.offload import OffloadStartOutcome
 from logstore.ports.object_storage import ObjectInfo

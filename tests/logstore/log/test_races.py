@@ -19,7 +19,7 @@ from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.entries import ProducedEntries
 from logstore.log.ledger_object_keys import segment_key, segment_number_from_key
 from logstore.log.ledgers import LedgerState
-from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD
+from logstore.log.segment_format import EXTENT_FIELD, UPLOAD_ID_FIELD
 from logstore.log.services import TopicLogs
 from logstore.log.services.segment_placement import PlacementAttempts
 from logstore.ports.catalog.log import (

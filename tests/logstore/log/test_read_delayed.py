@@ -15,7 +15,7 @@ from logstore.errors import InvalidInput, MissingData, StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.services import RollPolicy, TopicLogs
-from logstore.log.services.read_cache import ReadCache
+from logstore.log.services.entry_reader import ReadCache
 from logstore.ports.catalog.log import Segment
 from logstore.ports.catalog.transactions import Frontier
 from logstore.positions import LedgerId, Position, TopicId

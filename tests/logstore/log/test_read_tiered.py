@@ -13,7 +13,8 @@ from logstore.errors import CorruptData, MissingData, StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.log.ledgers import CopyKind
-from logstore.log.services.segment_sources import TieredCopyFinder, TieredCopyScan
+from logstore.log.services import entry_reader
+from logstore.log.services.segment_reader import SegmentSource
 from logstore.ports.catalog.deletion import AuditCause, Claim
 from logstore.positions import LedgerId, Position
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
@@ -111,17 +112,17 @@ def test_read_of_many_tiered_ledgers_keeps_few_footers(scene: Offloading, monkey
         process.roll(scene.world.topic)
     for ledger in ids(scene)[3:-1]:
         scene.offload(ledger, f"u-many-{ledger}")
-    scans: list[TieredCopyScan] = []
-    real = TieredCopyFinder.scan
+    sources: list[SegmentSource] = []
 
-    def remembered(segments: TieredCopyFinder) -> TieredCopyScan:
-        scans.append(real(segments))
-        return scans[-1]
+    class RememberedSource(SegmentSource):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
+            sources.append(self)
 
-    monkeypatch.setattr(TieredCopyFinder, "scan", remembered)
+    monkeypatch.setattr(entry_reader, "SegmentSource", RememberedSource)
     remove_primaries(scene)
     assert payloads(scene) == ALL + [b"%d" % number for number in range(8)]
-    assert len(scans[-1]._opened) <= 4
+    assert len(sources[-1]._opened_copies) <= 4
 
 
 def test_read_that_began_before_the_removal_goes_on_in_the_tiered_copy(scene: Offloading) -> None:

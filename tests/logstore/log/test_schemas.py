@@ -8,7 +8,7 @@ import pytest
 from logstore.errors import CorruptData, InvalidInput, MissingData, UnknownObject
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import Component
-from logstore.log.services.schemas import MAX_SCHEMA_BYTES
+from logstore.log.services.component_ledgers import MAX_SCHEMA_BYTES
 from logstore.ports.catalog.log import TopicState
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.logstore.component_world import World

@@ -7,7 +7,7 @@ import pytest
 from logstore.errors import AlreadyExists, LedgerFenced, SextonError, TransactionNotOpen
 from logstore.log.entries import ProducedEntries
 from logstore.log.ledger_object_keys import segment_number_from_key
-from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD, RegisteredLedgerExtent, SegmentUploadId
+from logstore.log.segment_format import EXTENT_FIELD, UPLOAD_ID_FIELD, RegisteredLedgerExtent, SegmentUploadId
 from logstore.log.services.segment_placement import RememberedTopicState
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.fakes.catalog import Misfortune, Moment

@@ -35,7 +35,9 @@ class World:
 
     def process(self, policy: RollPolicy = NEVER, *, objects: ObjectStore | None = None, **options: Any) -> TopicLogs:
         """Another process, with a writer and hints of its own."""
-        committer = self._processes.enter_context(closing(GroupCommitter(self.catalog.commits.commit_writes)))
+        commits = self.catalog.commits  # tests replace its method while a process runs
+        committer = GroupCommitter(lambda writes: commits.commit_writes(writes))  # noqa: PLW0108
+        self._processes.enter_context(closing(committer))
         clock = Clock(now_us=lambda: self.catalog.now_us, monotonic_s=self._monotonic_s, sleep=self._sleep)
         return self._processes.enter_context(
             closing(

@@ -8,7 +8,7 @@ from pathlib import Path
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import CopyKind
 from logstore.log.services import RollPolicy, TopicLogs
-from logstore.log.services.segment_sources import TieredCopyFinder
+from logstore.log.services.segment_reader import TieredCopyFinder
 from logstore.offload.services.tiered_copy_upload import CopyEvidence, Offloader, UploadAttemptResult
 from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
 from logstore.positions import LedgerId

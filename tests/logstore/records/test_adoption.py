@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.log.producer_sequences import HighestSequenceIds, ProducerSequenceRange
-from logstore.log.segment_metadata import RegisteredLedgerExtent, SegmentUploadId
+from logstore.log.entries import HighestSequenceIds, ProducerSequenceRange
+from logstore.log.segment_format import RegisteredLedgerExtent, SegmentUploadId
 from logstore.positions import LedgerId
 from logstore.records.adoption_rule import (
     LedgerWithUploads,

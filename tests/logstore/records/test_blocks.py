@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from logstore.errors import CorruptData, InvalidInput, Unsupported
-from logstore.log.segment_metadata import sha256_hex
+from logstore.log.segment_format import sha256_hex
 from logstore.records.block_files import (
     ROWS_PER_GROUP,
     decode_block,

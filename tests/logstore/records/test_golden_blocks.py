@@ -17,7 +17,7 @@ from sqlalchemy import JSON, Connection, LargeBinary, String, Text, insert, sele
 
 from logstore.catalog import Catalog, Database
 from logstore.catalog import tables as t
-from logstore.log.segment_metadata import sha256_hex
+from logstore.log.segment_format import sha256_hex
 from logstore.records.block_files import describe_block, encode_block
 from logstore.records.manifest import IdCeilings, Manifest
 from logstore.records.record_kinds import RecordKind

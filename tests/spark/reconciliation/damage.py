@@ -21,9 +21,9 @@ from logstore.identity.bucket_markers import PROBE_PREFIX
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key, segment_number_from_key
 from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
-from logstore.log.segment_metadata import EXTENT_FIELD, RegisteredLedgerExtent
+from logstore.log.segment_format import EXTENT_FIELD, RegisteredLedgerExtent
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, OneEntryLedgerDraft
-from logstore.log.services.segment_registration import upload_confirmation
+from logstore.log.services.segment_placement import upload_confirmation
 from logstore.offload.tiered_copy import CopyLengths, data_key, index_key
 from logstore.ports.catalog.cursors import CursorSnapshotCondition
 from logstore.ports.catalog.delayed import IndexBucketSwitch, NewIndexBucket

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pyarrow.parquet as pq
 import pytest
 
-from activities.reconciliation.apply_preview import ApplyPreviewResult
+from activities.reconciliation.apply_orphans import ApplyPreviewResult
 from activities.reconciliation.inputs_and_results import ApplyPageInput, BeginApplyInput, PlanStepInput
 from infra.objects.s3_store import read_store_clock_s
 from infra.stack.embedded_stack import StackAddresses

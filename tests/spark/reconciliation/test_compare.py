@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.positions import LedgerId
 from logstore.reconciliation.plausibility_guards import CopyOverlap
-from spark.reconciliation.compare_shard_group import GroupComparison, compare_shard_group, find_foreign_objects
+from spark.reconciliation.compare_shard_group import (
+    ComparisonLimits,
+    GroupComparison,
+    Ids,
+    ShardGroup,
+    compare_shard_group,
+    find_foreign_objects,
+)
 from spark.reconciliation.fact_files import COPIES, INTENTS, LEDGERS, OBJECTS, STRANGE, TIERED_OBJECTS, YOUNG
-from spark.reconciliation.shard_group import ComparisonLimits, Ids, ShardGroup
 
 _OLD, _NOW, _NEW = 100, 500, 900
 _STORE = "http://here:8333"

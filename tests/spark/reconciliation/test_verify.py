@@ -9,11 +9,11 @@ import pytest
 
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
-from logstore.log.segment_metadata import EXTENT_FIELD, MIN_CONFIRMATION_GAP, RegisteredLedgerExtent
+from logstore.log.segment_format import EXTENT_FIELD, MIN_CONFIRMATION_GAP, RegisteredLedgerExtent
 from logstore.offload.tiered_copy import data_key, index_key
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import Finding, FindingKind
-from spark.reconciliation.shard_group import PRIMARY, TIERED
+from spark.reconciliation.compare_shard_group import PRIMARY, TIERED
 from spark.reconciliation.verify_findings import verify_candidates
 from tests.fakes.object_store import FakeObjectStore
 

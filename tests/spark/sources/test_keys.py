@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.positions import LedgerId
-from spark.sources.object_key_parser import META, parse_ledger_keys
+from spark.sources.bucket_listings import META, parse_ledger_keys
 
 _FORM = re.compile(r"ledgers/([0-9a-f]{2})/([0-9a-f]{16})/(?:([0-9]{8})\.parquet|([0-9a-f]{16})\.meta\.json)")
 _ids = st.integers(0, 2**63 - 1) | st.integers(0, 600)

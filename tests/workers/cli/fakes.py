@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from logstore.cursors.cursor_state import CursorState, seek
-from logstore.cursors.services.subscriptions import Subscription
 from logstore.delayed.index_buckets import IndexBucketList
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.deletion.retention import RetentionPolicy
@@ -17,7 +16,8 @@ from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
 from logstore.log.entries import Entry, NewEntry, ProducedEntries
 from logstore.log.ledgers import Component, CopyKind, LedgerState
 from logstore.log.services.batched_appends import AppendResult
-from logstore.log.services.ledger_roll import RollResult
+from logstore.log.services.segment_placement import RollResult
+from logstore.ports.catalog.cursors import StoredCursor
 from logstore.ports.catalog.delayed import UnsealedEntryCounts
 from logstore.ports.catalog.deletion import SweepBacklogCounts, TopicContentCounts, UndeletedCopyCounts
 from logstore.ports.catalog.log import (
@@ -57,7 +57,7 @@ class FakeLogStore:
         self.entries: list[NewEntry] = []
         self.appends: list[ProducedEntries] = []
         self.written: list[AcknowledgeWrite] = []
-        self.subscribed: dict[str, Subscription] = {}
+        self.subscribed: dict[str, StoredCursor] = {}
         self.previews: list[tuple[list[LedgerId] | None, bool]] = []
         self.rolled: list[LedgerId | None] = []
         self.last: Ledger | None = None
@@ -261,20 +261,20 @@ class FakeLogStore:
         self.written.append(write)
         return AcknowledgeResult(mark_delete=up_to or max(positions))
 
-    def _subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> Subscription:
+    def _subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
         mark = Position(LedgerId(4), len(self.entries) - 1 if latest else -1)
-        subscription = Subscription(name=name, state=CursorState(mark), created_us=0)
+        subscription = StoredCursor(name=name, state=CursorState(mark), created_us=0)
         return self.subscribed.setdefault(name, subscription)
 
-    def _get_subscription(self, topic_id: TopicId, name: str) -> Subscription:
+    def _get_subscription(self, topic_id: TopicId, name: str) -> StoredCursor:
         if name not in self.subscribed:
             raise UnknownObject("subscription", expected="an existing subscription", found=name)
         return self.subscribed[name]
 
-    def _seek(self, topic_id: TopicId, name: str, position: Position) -> Subscription:
+    def _seek(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
         subscription = self._get_subscription(topic_id, name)
         state = seek(position, [ledger.span for ledger in self._list_ledgers(topic_id)])
-        return Subscription(name=name, state=state, created_us=subscription.created_us)
+        return StoredCursor(name=name, state=state, created_us=subscription.created_us)
 
     def _count_topic_contents(self, topic_id: TopicId) -> TopicContentCounts:
         copies = {"MANAGED_LEDGER": {"LEDGER": 2, "OFFLOADED_LEDGER": 1}}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from logstore.errors import InvalidInput
 from logstore.log.entries import NewEntry
-from workers.cli.topic.json_lines import (
+from workers.cli.append import (
     MAX_LINE_BYTES,
     LatestDeliveryTime,
     open_rereadable,

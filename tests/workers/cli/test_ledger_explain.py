@@ -13,7 +13,7 @@ from sqlalchemy import text
 from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import CopyKind
-from logstore.log.segment_metadata import sha256_hex
+from logstore.log.segment_format import sha256_hex
 from logstore.ownership import BundleId, bundle_name, bundle_of_topic
 from logstore.ports.catalog.deletion import AuditCause, Claim
 from logstore.ports.catalog.reconciliation import RunKind, SingleObjectAnswers
@@ -247,7 +247,7 @@ def test_explain_reads_a_bounded_part_of_a_large_ledger_unless_told_to_verify_it
     *_, last = _with_digests(world, ledger)
     held = world.objects._held[last]
     world.objects._held[last] = replace(held, body=b"y" + held.body[1:])
-    monkeypatch.setattr("workers.cli.ledger.explain_and_audit._MAX_COMPARED_BYTES", 200)
+    monkeypatch.setattr("workers.cli.ledger_explanation._MAX_COMPARED_BYTES", 200)
     bounded = _explained(run, ledger)["copies"][0]["storage"]
     assert (bounded["compared"], bounded["corrupt"]) == (2, [])
     whole = document(run("ledger", "explain", str(ledger), "--verify", "--json"))["copies"][0]["storage"]

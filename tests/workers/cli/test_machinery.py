@@ -24,7 +24,7 @@ from tests.migrated_catalogs import migrate_or_copy_catalog
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS_TOPIC, FakeCommandServices
 from workers import VERSION, cli
-from workers.cli.exit_codes import ExitCode, classify_error, find_error_class, get_exit_code
+from workers.cli.command_errors import ExitCode, classify_error, find_error_class, get_exit_code
 from workers.cli.root_command import COMMANDS, import_command, import_group
 from workers.hosting.error_and_subject_interceptors import to_application_error
 
@@ -252,7 +252,7 @@ def test_name_of_an_earlier_build_is_shown_harmless_and_still_found(run: Run, se
 def test_registry_names_every_command_and_says_of_each_what_its_module_says() -> None:
     """The root's help is written from the table; a command that the table lacks could not be called."""
     folder = Path(cli.__file__).parent
-    decorator = re.compile("^@(command|job_command)[(]", re.MULTILINE)
+    decorator = re.compile("^@command[(]", re.MULTILINE)
     files = [path for path in folder.rglob("*.py") if decorator.search(path.read_text("utf-8"))]
     defined = {".".join(path.relative_to(folder).with_suffix("").parts) for path in files}
     assert defined == {module for entry in COMMANDS.values() for module in (entry.module, *entry.other_modules)}

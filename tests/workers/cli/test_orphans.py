@@ -11,7 +11,7 @@ from unittest.mock import create_autospec
 import pyarrow.parquet as pq
 import pytest
 
-from activities.reconciliation.apply_preview import ApplyPreview, ApplyPreviewResult
+from activities.reconciliation.apply_orphans import ApplyPreview, ApplyPreviewResult
 from logstore.errors import PreconditionFailed
 from logstore.ports.catalog.deletion import Claim
 from logstore.ports.catalog.reconciliation import RunKind
@@ -29,7 +29,7 @@ from logstore.reconciliation.findings import (
 from tests.fakes.reconciliation_runs import FakeReconciliationRuns
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices, FakeJobHandle
-from workers.cli.orphans import plan_report as pages
+from workers.cli import orphans_report as pages
 from workflows.reconciliation.job_definitions import ApplyOrphansProgress, ApplyOrphansResult, ReconcileOrphansResult
 
 RUN = "plan-8c1d5f0e9a3b"

@@ -327,6 +327,6 @@ def test_unload_that_nobody_takes_up_is_done_in_part(
 ) -> None:
     """It was unloaded, and that it has no owner is said with exit code 5."""
     join("a", 0)
-    monkeypatch.setattr("workers.cli.owners._ACQUISITION_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("workers.cli.workers_and_owners._ACQUISITION_TIMEOUT_S", 0.5)
     told = document(run("owners", "unload", "0", "--json"), code=5)
     assert (told["owner"], told["taken_by"], told["taken_fence"]) == ("a", None, None)

@@ -11,8 +11,8 @@ from pathlib import Path
 _PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
-from workers.cli.answer_output import print_note
-from workers.cli.progress_bar import append_library_stderr_to_file, show_progress_bar
+from workers.cli.output import print_note
+from workers.cli.output import append_library_stderr_to_file, show_progress_bar
 
 with append_library_stderr_to_file(Path(sys.argv[1])), show_progress_bar("at work", at_once=True) as bar:
     os.write(2, b"of a library\\n")

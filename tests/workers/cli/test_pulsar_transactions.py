@@ -12,7 +12,7 @@ from tests.infra.pulsar.fake_admin import RECORDED, FakeAdmin, serve_admin
 from tests.infra.pulsar.test_transaction_log_reads import serve_log
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices
-from workers.cli.pulsar_transactions import _format_age
+from workers.cli.pulsar import _format_age
 
 __all__ = ["cluster", "ensemble", "zookeeper"]
 
@@ -32,7 +32,7 @@ def server(services: FakeCommandServices, ensemble: EnsembleOptions, cluster: Ka
 def _at_a_fixed_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time
     began = now()
-    monkeypatch.setattr("workers.cli.pulsar_transactions.time.time", lambda: _OPENED_S + 7_200 + now() - began)
+    monkeypatch.setattr("workers.cli.pulsar.time.time", lambda: _OPENED_S + 7_200 + now() - began)
 
 
 @pytest.mark.external_service
@@ -99,7 +99,7 @@ def test_younger_transactions_are_left_out(run: Run, server: FakeAdmin) -> None:
 def test_a_transaction_of_a_clock_ahead_of_this_machine_has_no_age(
     run: Run, server: FakeAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.cli.pulsar_transactions.time.time", lambda: _OPENED_S - 60)
+    monkeypatch.setattr("workers.cli.pulsar.time.time", lambda: _OPENED_S - 60)
     answer = document(run("pulsar", "transactions", "--json"))
     assert [(row["txn"], row["age_s"]) for row in answer["transactions"]][:1] == [("0:0", 0)]
     assert server.requests

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from logstore.errors import InvalidInput
-from workers.cli.result_files import check_result_file, write_result_file
+from workers.cli.output import check_result_file, write_result_file
 
 
 def _names(folder: Path) -> list[str]:

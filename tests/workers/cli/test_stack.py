@@ -10,8 +10,8 @@ import pytest
 
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices
-from workers.cli import progress_bar
-from workers.cli.progress_bar import announce_steps
+from workers.cli import output
+from workers.cli.output import announce_steps
 from workers.settings import SERVICE_SETTINGS
 
 
@@ -94,7 +94,7 @@ def test_up_without_a_terminal_tells_each_step_in_a_line_as_it_begins(run: Run, 
 @pytest.mark.parametrize("kind", ["xterm", "dumb"])
 def test_up_on_a_terminal_shows_its_step_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the second that other work gets before a bar is drawn; a terminal that draws no bars gets lines."""
-    monkeypatch.setattr(progress_bar, "_BAR_DELAY_S", 1e6)
+    monkeypatch.setattr(output, "_BAR_DELAY_S", 1e6)
     monkeypatch.setenv("TERM", kind)
     ours, theirs = os.openpty()
     with open(theirs, "w", encoding="utf-8") as terminal, open(ours, "rb", buffering=0) as screen:  # noqa: PTH123

@@ -23,7 +23,7 @@ from logstore.ports.catalog.log import Ledger
 from logstore.positions import LedgerId
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices
-from workers.cli.answer_output import Answer, ConvertedRows, SpooledRows, write_answer
+from workers.cli.output import Answer, ConvertedRows, SpooledRows, write_answer
 from workers.cli.tables import draw_fields, draw_table
 
 _LONG = f"persistent://public/default/{'long-' * 33}end"
@@ -168,7 +168,7 @@ def test_ledgers_without_number_are_listed_in_little_memory(
 ) -> None:
     """Neither the rows nor the document nor the table stand in memory as a whole."""
     (ledger,) = services.log.catalog.ledgers.list_ledgers(7)
-    monkeypatch.setattr("workers.cli.answer_output._IN_MEMORY_BYTES", 65_536)
+    monkeypatch.setattr("workers.cli.output._IN_MEMORY_BYTES", 65_536)
 
     def peak_bytes(count: int) -> int:
         def pages(topic_id: object, *, component: object) -> Iterator[list[Ledger]]:

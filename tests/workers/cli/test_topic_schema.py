@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from logstore.log.services.schemas import MAX_SCHEMA_BYTES
+from logstore.log.services.component_ledgers import MAX_SCHEMA_BYTES
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices
 

@@ -13,7 +13,7 @@ from logstore.ports.catalog.log import Ledger
 from logstore.positions import LedgerId, Position, TopicId
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FAKE_TRACE_ID, FakeCommandServices, FakeDeletionResult
-from workers.cli.topic.read_and_acknowledge import COLUMNS
+from workers.cli.topics import ENTRY_COLUMNS
 
 
 def _lines(count: int, **more: object) -> str:
@@ -130,7 +130,7 @@ def test_topic_subscribe_read_ack_seek_follow_the_contract(
         "subscription": "s",
         "from_position": Position(LedgerId(4), 0),
         "max_entries": 2,
-        "columns": COLUMNS,
+        "columns": ENTRY_COLUMNS,
     }
     acked = run("topic", "ack", orders, "--subscription", "s", "--position", "4:0", "--position", "4:1", "--json")
     assert document(acked) == {"mark_delete": "4:1"}
@@ -186,7 +186,7 @@ def test_topic_read_without_subscription_reads_as_a_new_consumer(
     run("topic", "append", orders, "--file", "-", text=_lines(1))
     assert "p0" in run("topic", "read", orders).stdout
     (asked,) = services.log.reads
-    assert asked == {"subscription": None, "from_position": None, "max_entries": 100, "columns": COLUMNS}
+    assert asked == {"subscription": None, "from_position": None, "max_entries": 100, "columns": ENTRY_COLUMNS}
 
 
 def test_topic_read_shows_delivery_times_where_there_are_any(run: Run, orders: str) -> None:

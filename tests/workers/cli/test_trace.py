@@ -14,8 +14,7 @@ from infra.telemetry.span_tree import SpanNode, build_span_trees
 from tests.infra.telemetry.span_lines import OTHER, TRACE, call, span, write
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices
-from workers.cli.trace.trace_page import render_trace_page
-from workers.cli.trace.trace_tree import LoadedTrace
+from workers.cli.trace import LoadedTrace, render_trace_page
 
 _W: dict[str, Any] = {"temporalWorkflowID": "trim-topic/7", "temporalRunID": "r1"}
 

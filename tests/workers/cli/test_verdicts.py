@@ -18,7 +18,7 @@ from logstore.ports.catalog.inspection import (
 )
 from logstore.positions import LedgerId
 from tests.logstore.builders import intent
-from workers.cli.ledger.ledger_verdict import CorruptSegment, ExaminedCopy, describe_ledger_in_one_sentence
+from workers.cli.ledger_explanation import CorruptSegment, ExaminedCopy, describe_ledger_in_one_sentence
 
 _US = 1_795_000_000_000_000
 _ON = "2026-11-18T11:06:40Z"

@@ -11,7 +11,7 @@ import pytest
 from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
 
 from logstore.errors import PreconditionFailed
-from workers.cli.exit_codes import ExitCode, classify_error
+from workers.cli.command_errors import ExitCode, classify_error
 from workers.client import Sexton
 from workers.client.job_client import start_job
 from workers.settings import Settings

@@ -19,12 +19,12 @@ from logstore.errors import ServiceFailed
 from workers.demo import demo_steps as demo_run
 from workers.demo import run_demo, temporary_homes
 from workers.demo.temporary_homes import (
+    SignalHandler,
     kill_and_remove_abandoned_homes,
     kill_processes_and_remove_home,
     make_home,
     mark_home_in_use,
 )
-from workers.demo.waits_and_interrupts import SignalHandler
 from workers.settings import Settings
 
 _HOME = Path("/nowhere/sexton-demo-one")

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from workers.demo.waits_and_interrupts import WAIT_TIMEOUT_S, wait_until
+from workers.demo.temporary_homes import WAIT_TIMEOUT_S, wait_until
 
 
 def test_wait_ends_when_it_has_happened() -> None:

@@ -38,7 +38,7 @@ from workers.hosting.store_status import (
     WebUiLinks,
     add_status_pages,
 )
-from workers.pages.html_templates import render_template
+from workers.pages import render_template
 
 _UI = WebUiLinks("http://ui:8233/", "name space")
 _EVIL = "persistent://public/default/%3Cscript%3Ealert(1)%3C%2Fscript%3E"

@@ -10,8 +10,7 @@ import pytest
 from logstore.errors import InvalidInput
 from logstore.setting_files import MAX_FILE_BYTES, read_setting_file
 from workers.client.temporal_credentials import read_temporal_credentials
-from workers.settings import Settings, load_settings
-from workers.settings.files_named_by_settings import read_temporal_api_key
+from workers.settings import Settings, load_settings, read_temporal_api_key
 from workers.settings.tls_files import read_tls_files
 
 

@@ -36,7 +36,7 @@ from tests.workflows.workflow_harness import (
     failure_type_and_message,
     query_current_details,
 )
-from workers.cli.exit_codes import ExitCode, classify_error
+from workers.cli.command_errors import ExitCode, classify_error
 from workers.client.wait_for_job import wait_for_result
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.job_definitions import DeleteLedgersProgress, DeletionPolicy

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from logstore.cursors.services.cursor_snapshots import CursorSnapshots
-from logstore.cursors.services.subscriptions import Subscriptions
+from logstore.cursors.services.subscriptions import CursorSnapshots, Subscriptions
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.ledgers import Component
 from logstore.log.services import Clock

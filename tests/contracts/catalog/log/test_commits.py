@@ -13,7 +13,7 @@ from logstore.errors import (
     StaleCatalog,
     UnknownObject,
 )
-from logstore.log.producer_sequences import HighestSequenceIds
+from logstore.log.entries import HighestSequenceIds
 from logstore.ports.catalog.log import (
     AcknowledgeResult,
     AcknowledgeWrite,

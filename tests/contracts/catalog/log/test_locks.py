@@ -23,8 +23,8 @@ from logstore.errors import (
     PreconditionFailed,
     ProducerFenced,
 )
+from logstore.log.entries import ProducerSequenceRange
 from logstore.log.ledgers import CopyKind
-from logstore.log.producer_sequences import ProducerSequenceRange
 from logstore.ports.catalog.cursors import StoredCursor
 from logstore.ports.catalog.deletion import DetachedBatch, IntentResult, IntentRowRange
 from logstore.ports.catalog.log import (

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from logstore.cursors.services.cursor_snapshots import CursorSnapshots
-from logstore.cursors.services.subscriptions import Subscription, Subscriptions
+from logstore.cursors.services.subscriptions import CursorSnapshots, Subscriptions
 from logstore.errors import AcknowledgementStale
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
+from logstore.ports.catalog.cursors import StoredCursor
 from logstore.ports.catalog.log import AcknowledgeResult, AcknowledgeWrite, EndTransactionWrite, Topic
 from logstore.positions import Position, TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId
@@ -59,7 +59,7 @@ def _entry(world: SqlWorld, topic: Topic, number: int) -> Position:
     return at(world.catalog.ledgers.list_ledgers(topic.topic_id)[0].ledger_id, number)
 
 
-def _left(world: SqlWorld, topic: Topic, read: Subscription) -> list[int]:
+def _left(world: SqlWorld, topic: Topic, read: StoredCursor) -> list[int]:
     return [number for number in range(10) if not read.state.covers(_entry(world, topic, number))]
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from logstore.errors import ProducerFenced
-from logstore.log.producer_sequences import HighestSequenceIds, ProducerSequenceRange
+from logstore.log.entries import HighestSequenceIds, ProducerSequenceRange
 from logstore.ports.catalog.log import (
     GroupCommitResult,
     RegisterSegmentResult,

@@ -16,7 +16,7 @@ from logstore.errors import AcknowledgementStale, CatalogAdopting, InvalidInput,
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
-from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD, SegmentUploadId
+from logstore.log.segment_format import EXTENT_FIELD, UPLOAD_ID_FIELD, SegmentUploadId
 from logstore.ports.catalog.deletion import AuditCause, Claim
 from logstore.ports.catalog.log import BeginTransactionResult, BeginTransactionWrite, EndTransactionWrite, Topic
 from logstore.ports.catalog.reconciliation import RunKind
