@@ -172,7 +172,7 @@ class _ReplicaRows:
     def find_parent_ids(self, parent: RecordKind, ids: Ids) -> Ids:
         key = _key_column(parent)
         existing: list[int] = []
-        for page in _split_ids_into_pages(ids):
+        for page in _split_ids_into_pages(np.unique(ids)):
             existing += self._connection.execute(select(key).where(is_one_of(self._connection, key, page))).scalars()
         return np.unique(np.array(existing, np.int64))
 

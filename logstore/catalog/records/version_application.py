@@ -35,7 +35,10 @@ class RowSink(Protocol):
     """Destination of the records of one catalog. Parents are written before their children."""
 
     def find_parent_ids(self, parent: RecordKind, ids: Ids) -> Ids:
-        """Return the ids of records with a row, ascending. Ids that are not in `ids` may be left out."""
+        """Return the ids of records with a row, ascending. Ids that are not in `ids` may be left out.
+
+        `ids` may be in any order, and may have an id more than once.
+        """
 
     def write_tombstones(self, kind: RecordKind, newest: SplitNewestVersions) -> None:
         """Write the tombstones of a range of ids. `newest.live` are the records of the range without a tombstone."""
@@ -59,7 +62,7 @@ def apply_versions(kind: RecordKind, versions: Iterable[pa.Table], sink: RowSink
         live = newest.live
         if recorded.parent:
             parents_of_records = read_id_column(live, recorded.field_by_column[recorded.parent_column])
-            parent_ids = sink.find_parent_ids(recorded.parent, np.unique(parents_of_records))
+            parent_ids = sink.find_parent_ids(recorded.parent, parents_of_records)
             live = live.filter(pa.array(mask_contained_ids(parent_ids, parents_of_records)))
         if recorded.unique:
             uniquely_named.append(live)

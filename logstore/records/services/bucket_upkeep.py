@@ -23,7 +23,6 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logstore.catalog.records.outbox import RecordOutbox
-from logstore.errors import StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ports.object_storage import ObjectInfo, OwnedStore
 from logstore.records.job_results import DefragmentedBlocks
@@ -47,7 +46,7 @@ from logstore.records.services.manifest_publication import (
     read_settled_head,
     require_no_adoption,
 )
-from logstore.records.services.record_log import MIN_KEPT_MANIFESTS, RecordLog
+from logstore.records.services.record_log import MIN_KEPT_MANIFESTS, RecordLog, delete_record_objects
 from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:
@@ -272,7 +271,7 @@ class RecordsBucketSweeper:
             if number not in protected and _is_older(item, newest_us, MIN_MANIFEST_AGE_US)
         }
         with effect("records.sweep_manifests"):
-            self._delete(item.key for item in old_manifests.values())
+            delete_record_objects(self._objects, [item.key for item in old_manifests.values()])
         listed = {number for number, _ in manifests if number <= newest.number}
         remaining = listed.difference(old_manifests) | pinned | {newest.number, newest.moment_number}
         staged_keys = {block.key for block in staged_blocks}
@@ -280,7 +279,7 @@ class RecordsBucketSweeper:
             item for item in self._old_unnamed_blocks(newest_us, remaining, progress) if item.key not in staged_keys
         ]
         with effect("records.sweep_blocks"):
-            self._delete(item.key for item in unnamed)
+            delete_record_objects(self._objects, [item.key for item in unnamed])
         size_bytes = sum(item.size_bytes for item in unnamed)
         return SweptRecordObjects(manifests=len(old_manifests), blocks=len(unnamed), bytes=size_bytes)
 
@@ -302,12 +301,6 @@ class RecordsBucketSweeper:
                 unnamed.pop(block.key, None)
             progress()
         return list(unnamed.values())
-
-    def _delete(self, keys: Iterable[str]) -> None:
-        report = self._objects.delete(list(keys))
-        if report.failed:
-            key, reason = next(iter(report.failed.items()))
-            raise StoreUnavailable(f"{key}: it could not be deleted: {reason}")
 
 
 def _is_older(item: ObjectInfo, newest_us: int, age_us: int) -> bool:

@@ -422,10 +422,8 @@ class RecordLog:
         self._delete(keys)
 
     def _delete(self, keys: Sequence[str]) -> None:
-        report = self._objects.delete(keys) if keys else None
-        if report is not None and report.failed:
-            key, reason = next(iter(report.failed.items()))
-            raise StoreUnavailable(f"{key}: it could not be deleted: {reason}")
+        if keys:
+            delete_record_objects(self._objects, keys)
 
 
 def _hidden_manifest_error(number: int) -> StoreUnavailable:
@@ -443,6 +441,13 @@ def _quote_name(name: str) -> str:
 
 NO_CONTENT: Final = b"{}"
 """Content of an object whose key has all information, such as a pin."""
+
+
+def delete_record_objects(objects: ObjectStore, keys: Sequence[str]) -> None:
+    report = objects.delete(keys)
+    if report.failed:
+        key, reason = next(iter(report.failed.items()))
+        raise StoreUnavailable(f"{key}: it could not be deleted: {reason}")
 
 
 def put_record_object(objects: ObjectStore, key: str, body: bytes) -> None:

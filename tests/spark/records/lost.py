@@ -18,7 +18,7 @@ from logstore.catalog import Database
 from logstore.catalog import tables as t
 from logstore.catalog.records.outbox import RecordOutbox
 from logstore.catalog.records.rebuild_loading import RebuildDatabase
-from logstore.catalog.records.recorded_tables import LOADED_TABLES
+from logstore.catalog.records.recorded_tables import LOADED_TABLES, RECORDED_TABLES
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, marker_content
 from logstore.identity.services.marker_checked_buckets import LostCatalogIdentity, MarkerCheckedBucket
 from logstore.ports.catalog.records import RebuiltCatalogStart
@@ -35,13 +35,9 @@ from tests.postgres import PostgresServer
 
 CATALOG_ID: Final = "00000000-0000-4000-8000-00000000c01d"
 NOT_RECORDED: Final[Mapping[str, frozenset[str]]] = {
-    "pending_deletion": frozenset(
-        {"claim_workflow", "claim_run", "claim_until_us", "keys_left", "keys_left_attempts", "trace_id"}
-    ),
-    "cursor": frozenset({"releases"}),
-    "transaction": frozenset({"claim_workflow", "claim_run", "claim_until_us", "trace_id"}),
-    "delayed_index": frozenset({"unsealed", "claim_workflow", "claim_run", "claim_until_us"}),
-    "transaction_snapshot": frozenset({"changes", "due_us"}),
+    recorded.table.name: frozenset(recorded.unrecorded)
+    for kind, recorded in RECORDED_TABLES.items()
+    if kind is not RecordKind.LEDGER  # its sums come back
 }
 """Columns that a rebuilt catalog begins anew: claims, traces, releases, and what adoption counts."""
 
