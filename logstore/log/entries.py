@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from logstore.positions import Position
-from logstore.transactions.transaction_ids_and_states import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionEntryRange, TransactionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +99,17 @@ class HighestSequenceIds(NamedTuple):
             if txn is None
             else HighestSequenceIds(self.committed, last, txn)
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadedSegment:
+    """Properties of an uploaded segment that its registration stores."""
+
+    number: int
+    entries: int
+    size_bytes: int
+    sha256: str | None = None  # SHA-256 of the object, hexadecimal; None: not known
+    epoch: int  # epoch of the catalog whose worker wrote the upload
+    producers: tuple[ProducerSequenceRange, ...] = ()
+    transactions: tuple[TransactionEntryRange, ...] = ()
+    delayed: int = 0  # entries with a delivery time

@@ -37,11 +37,11 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from logstore.errors import PreconditionFailed
-from logstore.log.entries import HighestSequenceIds, ProducerSequenceRange
+from logstore.log.entries import HighestSequenceIds, ProducerSequenceRange, UploadedSegment
 from logstore.log.segment_format import RegisteredLedgerExtent, SegmentUploadId
 from logstore.positions import LedgerId
 from logstore.reconciliation.plausibility_guards import MAX_ORPHAN_SHARE, check_fraction, round_up_share
-from logstore.transactions.transaction_ids_and_states import TransactionEntryRange, TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionId
 
 _MAX_CHOICES: Final = 256
 """Maximum number of examined choices. If there are more, every upload counts as possibly registered."""
@@ -56,21 +56,13 @@ class UploadedMarker(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnregisteredUpload:
+class UnregisteredUpload(UploadedSegment):
     """Segment in storage without a row. The catalog stores these fields as JSON, under their names."""
 
-    number: int
-    entries: int
-    size_bytes: int
-    sha256: str | None  # digest of the object, hexadecimal
-    epoch: int  # epoch of the catalog whose worker wrote the upload
     mark: SegmentUploadId | None = None  # `None`: the only upload of its append
     behind: RegisteredLedgerExtent | None = None
-    producers: tuple[ProducerSequenceRange, ...] = ()
     numbered: int = 0  # entries with a sequence id
-    transactions: tuple[TransactionEntryRange, ...] = ()
     markers: tuple[UploadedMarker, ...] = ()
-    delayed: int = 0  # entries with a delivery time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,10 @@ from logstore.errors import (
     StaleCatalog,
     UnknownObject,
 )
-from logstore.log.entries import HighestSequenceIds, ProducerSequenceRange
+from logstore.log.entries import HighestSequenceIds, UploadedSegment
 from logstore.log.ledgers import Component, CopyKind, LedgerState
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.transaction_ids_and_states import TransactionEntryRange, TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 
 
 class LedgerAppendState(NamedTuple):
@@ -62,22 +62,16 @@ class WriteWithResult(Generic[R]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterSegmentWrite(WriteWithResult[RegisterSegmentResult]):
-    """Write that registers an uploaded segment in its ledger. After the commit the segment's entries exist."""
+class RegisterSegmentWrite(UploadedSegment, WriteWithResult[RegisterSegmentResult]):
+    """Write that registers an uploaded segment in its ledger. After the commit the segment's entries exist.
+
+    The first id of each range in `producers` must be above the producer's last registered id. While a transaction of
+    the producer is open, only entries of this transaction are accepted.
+    """
 
     topic_id: TopicId
     ledger_id: LedgerId
-    epoch: int
-    number: int
-    entries: int
-    size_bytes: int
-    sha256: str | None = None  # SHA-256 of the object, hexadecimal; None: not known
-    # the first id of each range must be above the producer's last registered id; while a transaction of the producer is
-    # open, only entries of this transaction are accepted
-    producers: tuple[ProducerSequenceRange, ...] = ()
-    transactions: tuple[TransactionEntryRange, ...] = ()
     markers: tuple[int, ...] = ()  # offsets in the segment of entries that no consumer sees
-    delayed: int = 0  # entries with a delivery time
 
     def refusal(
         self,
