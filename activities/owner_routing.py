@@ -5,9 +5,12 @@ worker is the bundle owner, the request is redirected. If there is no bundle own
 work is done without a lease. Claims and fences in SQL prevent wrong changes. Source: Pulsar's topic lookup.
 """
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Generic, Literal, TypeVar
+from functools import wraps
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, cast
 
 from pydantic import Field
 from typing_extensions import TypeAliasType
@@ -41,6 +44,8 @@ class OwnerRoutedInput(HasTopic):
     owner_patience_s: int = 10  # limit of a lookup, 1 or more
 
 
+A = TypeVar("A", bound="OwnerRoutedActivities")
+Q = TypeVar("Q", bound=OwnerRoutedInput)
 R = TypeVar("R")
 
 
@@ -91,8 +96,34 @@ def resolve_lease_or_redirect(request: OwnerRoutedInput, owners: TopicOwners) ->
     return OwnerRedirect(owner=owner.worker_id) if isinstance(owner, OtherBundleOwner) else owner
 
 
-def to_completed_work(lease: Lease | None, result: R) -> CompletedWork[R]:
-    return CompletedWork(owner=lease.worker_id if lease else "", result=result)
+class OwnerRoutedActivities(Protocol):
+    _owners: TopicOwners
+
+
+def work_at_owner(work: Callable[[A, Q, Lease | None], R]) -> Callable[[A, Q], OwnerRoutedAnswer[R]]:
+    """Make an activity of a method that works under a lease, or without one if the lease is `None`.
+
+    The activity redirects the request if another worker is the bundle owner. It raises the errors of
+    `resolve_lease_or_redirect`.
+    """
+
+    @wraps(work)
+    def resolve_lease_and_work(self: A, request: Q) -> OwnerRoutedAnswer[R]:
+        lease = resolve_lease_or_redirect(request, self._owners)
+        if isinstance(lease, OwnerRedirect):
+            return lease
+        result = work(self, request, lease)
+        return CompletedWork(owner=lease.worker_id if lease else "", result=result)
+
+    # The SDK reads the types of the request and of the answer.
+    signature, generic_answer = inspect.signature(work), cast("Any", OwnerRoutedAnswer)
+    self_parameter, request_parameter, _ = signature.parameters.values()
+    answer_type = generic_answer[signature.return_annotation]
+    resolve_lease_and_work.__annotations__ = {"request": request_parameter.annotation, "return": answer_type}
+    resolve_lease_and_work.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[self_parameter, request_parameter], return_annotation=answer_type
+    )
+    return resolve_lease_and_work
 
 
 def is_valid_topic_name(name: str) -> bool:

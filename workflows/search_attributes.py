@@ -3,9 +3,9 @@
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+from temporalio.common import SearchAttributeKey, SearchAttributePair
 
-from logstore.subjects import HasSubject
+from workflows.job_definition import DescribedJobInput
 
 TOPIC = SearchAttributeKey.for_keyword("SextonTopic")  # encoded name
 LEDGER_ID = SearchAttributeKey.for_int("SextonLedgerId")
@@ -16,7 +16,7 @@ TRANSACTION = SearchAttributeKey.for_keyword("SextonTransaction")  # tc:sequence
 ALL: tuple[SearchAttributeKey[Any], ...] = (TOPIC, LEDGER_ID, OUTCOME, RUN_ID, TRANSACTION)
 
 
-def list_attributes_of_request(request: HasSubject) -> list[SearchAttributePair[Any]]:
+def list_attributes_of_request(request: DescribedJobInput) -> list[SearchAttributePair[Any]]:
     """Return the search attributes for the subject of a job's input. An empty part of the subject has none."""
     subject = request.subject()
     values: dict[SearchAttributeKey[Any], object] = {
@@ -26,11 +26,6 @@ def list_attributes_of_request(request: HasSubject) -> list[SearchAttributePair[
         TRANSACTION: subject.txn,
     }
     return [SearchAttributePair(key, value) for key, value in values.items() if value not in {"", None}]
-
-
-def transaction_attributes(txn: str, outcome: str) -> TypedSearchAttributes:
-    """Return the search attributes of a transaction's job. The outcome is OWED until all participants are told."""
-    return TypedSearchAttributes([SearchAttributePair(TRANSACTION, txn), SearchAttributePair(OUTCOME, [outcome])])
 
 
 def ensure_topic(topic: str) -> None:

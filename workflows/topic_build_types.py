@@ -1,7 +1,7 @@
 """Input, progress and result of jobs that build something for many topics. This module imports no workflow."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from logstore.deletion.intents import RequestRefusal
 from logstore.field_bounds import (
@@ -14,6 +14,9 @@ from logstore.field_bounds import (
 )
 from logstore.subjects import HasRun, HasTopics
 from workflows.task_queues import BulkQueue
+
+BUILD_GUARDS: Final = ("PreconditionFailed", "InvalidInput")
+"""Error types that end a topic build as refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,9 @@ class BuildTopicsInput(HasTopics, HasRun):
 
     def details(self) -> str:
         return self.does.format(topics=f"{len(self.topic_ids):,} topics" if self.topic_ids else "every topic")
+
+    def summarize(self) -> str:
+        return f"{self.builds} of {len(self.topic_ids) or 'all'} topics"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from activities.topic_build_steps import (
     TopicBuildSummary,
 )
 from workflows import activity_options, guard_refusal_results, search_attributes
-from workflows.topic_build_types import BuildProgress, BuildResult, BuildTopicsInput
+from workflows.topic_build_types import BUILD_GUARDS, BuildProgress, BuildResult, BuildTopicsInput
 
 _SWITCH: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # 100,000 topics in 256 parts, each with some uploads
@@ -32,8 +32,6 @@ _SWITCH: workflow.ActivityConfig = workflow.ActivityConfig(
     retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1)),  # unlimited: waits for storage to come back
 )
 _FILE_COUNTS = frozenset({"parts", "buffers"})
-GUARDS = frozenset({"PreconditionFailed", "InvalidInput"})
-"""Error types that end a topic build as refused."""
 
 
 class TopicBuildActivities(NamedTuple):
@@ -61,7 +59,7 @@ class TopicBuildWorkflow:
         try:
             built = await self._run_steps()
         except ActivityError as error:
-            refusal = guard_refusal_results.refusal_from_error_or_raise(error, GUARDS)
+            refusal = guard_refusal_results.refusal_from_error_or_raise(error, BUILD_GUARDS)
             self._show_progress("ended", self._progress.counts, guard_refusal_results.format_refusal(refusal))
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
             return BuildResult(run_id=self._run_id, refused=refusal)

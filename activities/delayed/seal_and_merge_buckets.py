@@ -8,24 +8,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Final
 
-from activities.delayed import metrics
-from activities.delayed.inputs_and_results import (
-    ChoiceReason,
-    ChoosePairInput,
-    IndexWorkTopicPages,
-    IndexWorkTopicsInput,
-    MergedPair,
-    MergePairInput,
-    PairChoice,
-    ReleaseListInput,
-    SealTopicInput,
-    SealTopicsInput,
-    SealTopicsResult,
-    TopicOverBucketLimit,
-)
+from temporalio import activity
+
 from activities.deletion.claims_and_causes import own_workflow_claim
+from activities.deletion.trim_by_retention import NextTopicPagesInput
 from activities.heartbeats import define_activity, send_heartbeats, send_heartbeats_and_renew
 from activities.owner_routing import require_topic_name_if_known
 from logstore.catalog.delayed.delayed_index import DelayedIndex
@@ -35,20 +25,103 @@ from logstore.delayed.index_buckets import (
     IndexBucketList,
     IndexBucketToMerge,
     SealAndMergeLimits,
+    SealCounts,
     find_pair_to_merge,
 )
-from logstore.delayed.services.bucket_merger import IndexMergeResult, Merger
-from logstore.delayed.services.log_sealer import Sealer
+from logstore.delayed.services.bucket_merger import IndexMergeResult, MergedPair, Merger
+from logstore.delayed.services.log_sealer import Sealer, SealResult
 from logstore.errors import PreconditionFailed, SextonError, UnknownObject
 from logstore.ports.catalog.deletion import Claim
 from logstore.ports.catalog.log import TopicState
 from logstore.positions import LedgerId, TopicId
 from logstore.stop_checks import raise_if_stopped
+from logstore.subjects import HasSubject, HasTopic, HasTopics, Subject, list_ids
 
 _MAX_TROUBLES_PER_PAGE: Final = 5
 _MAX_TROUBLE_CHARACTERS: Final = 300
-
 _LOG: Final = logging.getLogger(__name__)
+_DESCRIPTION_BY_COUNTER: Final = {
+    "sexton_delayed_sealed_buckets_total": "Buckets that were sealed",
+    "sexton_delayed_sealed_messages_total": "Messages in buckets that were sealed",
+    "sexton_delayed_dropped_buckets_total": "Buckets that were dropped, because their messages need no index any more",
+    "sexton_delayed_merges_total": "Merges of two buckets, by outcome",
+    "sexton_delayed_merged_messages_total": "Messages in buckets that merges wrote",
+    "sexton_delayed_merge_milliseconds_total": "Time that merges took",
+    "sexton_delayed_loads_total": "Segments of snapshots that merges have read",
+    "sexton_delayed_load_milliseconds_total": "Time that reading them took",
+    "sexton_delayed_alarms_total": "Snapshots of buckets that could not be read, and that are listed all the same",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexWorkTopicPages:
+    """Pages of topics whose index needs work, ascending by id."""
+
+    pages: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealTopicsInput(HasTopics):
+    topic_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealTopicInput(HasTopic):
+    """Topic to seal, even if the index needs no work."""
+
+    topic_id: int
+    topic: str = ""  # encoded name that the topic must have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicOverBucketLimit:
+    topic_id: int
+    topic: str  # encoded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealTopicsResult(SealCounts):
+    over_limit: list[TopicOverBucketLimit] = field(default_factory=list)  # topics to merge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoosePairInput(HasTopic):
+    topic_id: int
+    topic: str = ""  # encoded name that the topic must have
+    max_buckets: int | None = None  # None: the limit of the settings
+    damaged: list[int] = field(default_factory=list)  # unreadable index buckets, not to be chosen
+
+
+class ChoiceReason(StrEnum):
+    PAIR = "PAIR"
+    WITHIN = "WITHIN"  # the topic is within its limit
+    DAMAGED = "DAMAGED"  # the topic is over its limit, and no two neighbouring index buckets can be read
+    HELD = "HELD"  # another job has claimed the list
+    GONE = "GONE"  # the topic is deleted or being deleted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairChoice:
+    chosen: ChoiceReason
+    pair: list[IndexBucketToMerge] = field(default_factory=list)  # two neighbouring index buckets, or none
+    buckets: int = 0  # index buckets of the topic
+    limit: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergePairInput(HasSubject):
+    topic_id: int
+    bucket_ids: list[int]  # two neighbouring index buckets
+    topic: str = ""  # encoded; only for display
+
+    def subject(self) -> Subject:
+        return Subject(parts=(list_ids("buckets", self.bucket_ids),), topic=self.topic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseListInput(HasTopic):
+    topic_id: int
+    topic: str = ""  # encoded; only for display
 
 
 class IndexBucketActivities:
@@ -63,7 +136,7 @@ class IndexBucketActivities:
 
     @define_activity(name="delayed.due_topics")
     @send_heartbeats()
-    def list_topics_with_index_work(self, request: IndexWorkTopicsInput) -> IndexWorkTopicPages:
+    def list_topics_with_index_work(self, request: NextTopicPagesInput) -> IndexWorkTopicPages:
         """Return pages of topics whose index needs work and that no job has claimed, ascending by id.
 
         The work is a seal, a merge, or the removal of index buckets that are not needed any more.
@@ -90,7 +163,8 @@ class IndexBucketActivities:
         for topic_id in request.topic_ids:
             raise_if_stopped()
             sealed = self._claim_and_seal_topic(TopicId(topic_id), lambda: (totals.topics,), force=False)  # noqa: B023 - called at once
-            totals = _add_seal_results(totals, sealed)
+            over_limit = [*totals.over_limit, *sealed.over_limit]
+            totals = replace(totals.plus(sealed, max_troubles=_MAX_TROUBLES_PER_PAGE), over_limit=over_limit)
         return totals
 
     @define_activity(name="delayed.seal_topic")
@@ -127,7 +201,7 @@ class IndexBucketActivities:
                     :_MAX_TROUBLE_CHARACTERS
                 ]
                 return SealTopicsResult(topics=1, failed=1, troubles=[trouble])
-        metrics.count_seal(result)
+        _count_seal(result)
         should_merge = result.listed > self._limits.buckets and not self._has_no_readable_pair(topic_id)
         return SealTopicsResult(
             topics=1,
@@ -240,9 +314,10 @@ class IndexBucketActivities:
                 if self._is_topic_active(topic_id):
                     raise
                 result = IndexMergeResult()
-        metrics.count_merge(result, time.monotonic() - begun_s)
-        damaged = None if result.damaged is None else int(result.damaged)
-        return MergedPair(switched=result.switched, messages=result.messages, passed=result.passed, damaged=damaged)
+        _count_merge(result, time.monotonic() - begun_s)
+        return MergedPair(
+            switched=result.switched, messages=result.messages, passed=result.passed, damaged=result.damaged
+        )
 
     @define_activity(name="delayed.let_go")
     @send_heartbeats()
@@ -261,15 +336,23 @@ def _summarize_bucket(bucket: IndexBucket) -> IndexBucketToMerge:
     )
 
 
-def _add_seal_results(left: SealTopicsResult, right: SealTopicsResult) -> SealTopicsResult:
-    return SealTopicsResult(
-        topics=left.topics + right.topics,
-        buckets=left.buckets + right.buckets,
-        messages=left.messages + right.messages,
-        dropped=left.dropped + right.dropped,
-        held=left.held + right.held,
-        overtaken=left.overtaken + right.overtaken,
-        failed=left.failed + right.failed,
-        troubles=[*left.troubles, *right.troubles][:_MAX_TROUBLES_PER_PAGE],
-        over_limit=[*left.over_limit, *right.over_limit],
-    )
+def _count_seal(result: SealResult) -> None:
+    _add_to_counter("sexton_delayed_sealed_buckets_total", result.buckets)
+    _add_to_counter("sexton_delayed_sealed_messages_total", result.messages)
+    _add_to_counter("sexton_delayed_dropped_buckets_total", result.dropped)
+
+
+def _count_merge(result: IndexMergeResult, duration_s: float) -> None:
+    """Count a merge by outcome: MERGED, OVERTAKEN (the list has changed) or DAMAGED (a snapshot is unreadable)."""
+    outcome = "MERGED" if result.switched else "OVERTAKEN" if result.damaged is None else "DAMAGED"
+    _add_to_counter("sexton_delayed_merges_total", 1, outcome=outcome)
+    _add_to_counter("sexton_delayed_merged_messages_total", result.messages)
+    _add_to_counter("sexton_delayed_merge_milliseconds_total", round(1_000 * duration_s))
+    _add_to_counter("sexton_delayed_loads_total", result.loads)
+    _add_to_counter("sexton_delayed_load_milliseconds_total", round(1_000 * result.load_s))
+    _add_to_counter("sexton_delayed_alarms_total", int(result.damaged is not None))
+
+
+def _add_to_counter(name: str, amount: int, **labels: str) -> None:
+    if amount:
+        activity.metric_meter().create_counter(name, _DESCRIPTION_BY_COUNTER[name]).add(amount, labels)

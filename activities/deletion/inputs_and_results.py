@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 
 from activities.owner_routing import OwnerRoutedInput
-from logstore.deletion.intents import HasIntent, IntentKey, Outcome
+from logstore.deletion.intents import HasIntent, IntentKey
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog.deletion import IntentRowRange
 from logstore.positions import LedgerId
 from logstore.records.tombstone_rules import CompoundOperation
-from logstore.subjects import HasBatch, HasLedgers, HasOutcome, HasOutcomes, HasRowLimit, HasSubject, Subject
+from logstore.subjects import HasBatch, HasLedgers, HasOutcomes, HasRowLimit, HasSubject, Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,15 +102,6 @@ class DeleteIntentInput(OwnerRoutedInput, HasIntent):
     key: IntentKey
     catalog_epoch: int
     retry_interval_s: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteIntentResult(HasOutcome):
-    outcome: Outcome
-    objects: int = 0
-    size_bytes: int = 0
-    detail: str = ""
-    stuck: bool = False  # storage kept the same number of keys at each of the last attempts; a person must look
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,6 @@ from activities.deletion.inputs_and_results import (
     ChunkResult,
     DeadLetterInput,
     DeleteIntentInput,
-    DeleteIntentResult,
     DetachInput,
     DetachResult,
     RowRangesInput,
@@ -41,14 +40,7 @@ from activities.deletion.phase_two_steps import (
     to_retryable_error,
 )
 from activities.heartbeats import ClaimRenewingHeartbeats, define_activity, send_heartbeats
-from activities.owner_routing import (
-    OwnerRedirect,
-    OwnerRoutedAnswer,
-    is_valid_topic_name,
-    require_topic_name_if_known,
-    resolve_lease_or_redirect,
-    to_completed_work,
-)
+from activities.owner_routing import is_valid_topic_name, require_topic_name_if_known, work_at_owner
 from logstore.catalog.deletion.phase_one import PhaseOne
 from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
 from logstore.catalog.log.message_ledgers import MessageLedgers
@@ -56,6 +48,7 @@ from logstore.catalog.log.topics import Topics
 from logstore.deletion.intents import (
     STUCK_AFTER_ATTEMPTS,
     BatchCertificate,
+    DeleteIntentResult,
     DeletionIntent,
     DeletionState,
     Outcome,
@@ -73,6 +66,7 @@ from logstore.errors import (
     UploadOpen,
 )
 from logstore.log.ledgers import CopyKind
+from logstore.ownership import Lease
 from logstore.ports.bundle_owners import TopicOwners
 from logstore.ports.catalog.deletion import Claim, IntentResult
 from logstore.ports.object_storage import StorageByCopyKind
@@ -103,7 +97,8 @@ class LedgerDeletionActivities:
 
     @define_activity(name="deletion.detach")
     @send_heartbeats()
-    def detach(self, request: DetachInput) -> OwnerRoutedAnswer[DetachResult]:
+    @work_at_owner
+    def detach(self, request: DetachInput, lease: Lease | None) -> DetachResult:
         """Take ledgers out of their list and file an intent for each copy, in one SQL transaction.
 
         Idempotency: keyed by `batch_id`; a second call returns the first result.
@@ -111,9 +106,6 @@ class LedgerDeletionActivities:
         Raises: InvalidInput, UnknownObject, PreconditionFailed (the batch id belongs to another request), Unsupported,
             LedgerStillNeeded, StaleCatalog, NotOwner, LookupRefused (terminal); CatalogBusy, StoreUnavailable (retry).
         """
-        lease = resolve_lease_or_redirect(request, self._owners)
-        if isinstance(lease, OwnerRedirect):
-            return lease
         require_topic_name_if_known(self._topics, request.topic_id, request.topic)
         epoch = self._ledgers.catalog_epoch()
         if request.catalog_epoch not in {None, epoch}:
@@ -128,7 +120,7 @@ class LedgerDeletionActivities:
         else:
             ids = None if request.ledger_ids is None else [LedgerId(ledger_id) for ledger_id in request.ledger_ids]
             batch = phase_one.detach_ledgers(topic_id, ids, force=request.force, durable=durable, **arguments)
-        return to_completed_work(lease, count_and_summarize_detach(batch, epoch))
+        return count_and_summarize_detach(batch, epoch)
 
     @define_activity(name="deletion.next_ranges")
     @send_heartbeats()
@@ -148,7 +140,8 @@ class LedgerDeletionActivities:
         return RowRangesPage(ranges=ranges)
 
     @define_activity(name="deletion.delete_chunk")
-    def delete_chunk(self, request: ChunkInput) -> OwnerRoutedAnswer[ChunkResult]:
+    @work_at_owner
+    def delete_chunk(self, request: ChunkInput, lease: Lease | None) -> ChunkResult:
         """Run phase two for a range of rows. One listing, one page of deletes and one transaction may serve many rows.
 
         A row that fails is handed over to a workflow of its own. At a limited rate, the call processes only the first
@@ -159,11 +152,8 @@ class LedgerDeletionActivities:
         Heartbeat: numbers of examined ledgers and of deleted objects, after each ledger and each page of deletes.
         Raises: StoreUnavailable (retry), if storage answered for no row; ClaimHeld, NotOwner, LookupRefused (terminal).
         """
-        lease = resolve_lease_or_redirect(request, self._owners)
-        if isinstance(lease, OwnerRedirect):
-            return lease
         if self._ledgers.catalog_epoch() != request.catalog_epoch:
-            return to_completed_work(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
+            return ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows})
         queue, batch_id = self._deletions.with_lease(lease), request.batch_id
         with ClaimRenewingHeartbeats(
             lambda: queue.renew_batch_claim(batch_id, own_workflow_claim(BATCH_CLAIM_S))
@@ -182,11 +172,12 @@ class LedgerDeletionActivities:
             hand_over_rows(queue, batch_id, unfinished, {row: format_error(error) for row, error in errors.items()})
         result = build_chunk_result(intents, results, with_topic_names=request.many_topics)
         remaining = all_intents[len(intents) :]
-        return to_completed_work(lease, replace(result, next_row=remaining[0].row_id if remaining else 0))
+        return replace(result, next_row=remaining[0].row_id if remaining else 0)
 
     @define_activity(name="deletion.hand_over_chunk")
     @send_heartbeats()
-    def hand_over_chunk(self, request: ChunkInput) -> OwnerRoutedAnswer[ChunkResult]:
+    @work_at_owner
+    def hand_over_chunk(self, request: ChunkInput, lease: Lease | None) -> ChunkResult:
         """Hand over every unfinished row of the range to a workflow of its own, after the chunk's last attempt failed.
 
         A damaged row becomes a dead letter, because another attempt would find the same damage.
@@ -194,11 +185,8 @@ class LedgerDeletionActivities:
         Idempotency: a row that was handed over keeps its claim and is reported again.
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
-        lease = resolve_lease_or_redirect(request, self._owners)
-        if isinstance(lease, OwnerRedirect):
-            return lease
         if self._ledgers.catalog_epoch() != request.catalog_epoch:
-            return to_completed_work(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
+            return ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows})
         queue = self._deletions.with_lease(lease)
         intents = queue.list_intents_in_range(request.batch_id, request.chunk)
         unfinished = select_unfinished_intents(intents)
@@ -209,10 +197,11 @@ class LedgerDeletionActivities:
         store_results(queue, unfinished, results, holder=request.batch_id)
         errors = {intent.row_id: "the chunk as a whole got no answer" for intent in unfinished if not intent.damage}
         hand_over_rows(queue, request.batch_id, unfinished, errors)
-        return to_completed_work(lease, build_chunk_result(intents, results, with_topic_names=request.many_topics))
+        return build_chunk_result(intents, results, with_topic_names=request.many_topics)
 
     @define_activity(name="deletion.delete_one")
-    def claim_and_delete_copy(self, request: DeleteIntentInput) -> OwnerRoutedAnswer[DeleteIntentResult]:
+    @work_at_owner
+    def claim_and_delete_copy(self, request: DeleteIntentInput, lease: Lease | None) -> DeleteIntentResult:
         """Run phase two for one intent.
 
         Idempotency: keyed by ledger, copy and generation. For a finished row, the row's outcome is returned.
@@ -221,17 +210,12 @@ class LedgerDeletionActivities:
             `STUCK_AFTER_ATTEMPTS` attempts have left the same number of keys. Other errors are retried after
             `retry_interval_s`, but not before the end of an unfinished upload of the copy.
         """
-        lease = resolve_lease_or_redirect(request, self._owners)
-        if isinstance(lease, OwnerRedirect):
-            return lease
         try:
-            return to_completed_work(
-                lease, self._claim_intent_and_delete_copy(self._deletions.with_lease(lease), request)
-            )
+            return self._claim_intent_and_delete_copy(self._deletions.with_lease(lease), request)
         except UnknownObject as error:
-            return to_completed_work(lease, DeleteIntentResult(outcome=Outcome.UNKNOWN, detail=str(error)))
+            return DeleteIntentResult(outcome=Outcome.UNKNOWN, detail=str(error))
         except StaleCatalog as error:
-            return to_completed_work(lease, DeleteIntentResult(outcome=Outcome.STALE_CATALOG, detail=str(error)))
+            return DeleteIntentResult(outcome=Outcome.STALE_CATALOG, detail=str(error))
         except (RetryableError, OutcomeUnknown) as error:  # the catalog did not answer
             raise to_retryable_error(error, request.retry_interval_s) from error
 
@@ -258,49 +242,42 @@ class LedgerDeletionActivities:
 
     @define_activity(name="deletion.dead_letter")
     @send_heartbeats()
-    def dead_letter_intent(self, request: DeadLetterInput) -> OwnerRoutedAnswer[DeleteIntentResult]:
+    @work_at_owner
+    def dead_letter_intent(self, request: DeadLetterInput, lease: Lease | None) -> DeleteIntentResult:
         """Turn an intent without remaining attempts into a dead letter with the error of the last attempt.
 
         Idempotency: a row that ended keeps its outcome, which is returned.
         Raises: InvalidInput, ClaimHeld, NotOwner, LookupRefused, UnknownObject (terminal); StoreUnavailable (retry).
         """
-        lease = resolve_lease_or_redirect(request, self._owners)
-        if isinstance(lease, OwnerRedirect):
-            return lease
         queue = self._deletions.with_lease(lease)
         try:
             intent = _claim_intent(queue, request, counts_attempt=False)
         except StaleCatalog as error:
-            return to_completed_work(lease, DeleteIntentResult(outcome=Outcome.STALE_CATALOG, detail=str(error)))
+            return DeleteIntentResult(outcome=Outcome.STALE_CATALOG, detail=str(error))
         if intent.state is not DeletionState.PENDING:
-            return to_completed_work(lease, result_of_ended_intent(intent))
+            return result_of_ended_intent(intent)
         detail = request.error or intent.last_error or "no attempt is left"
         result = IntentResult(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=detail)
         store_results(queue, [intent], [result], holder=own_workflow_claim().workflow_id)
-        return to_completed_work(
-            lease, DeleteIntentResult(outcome=Outcome.DEAD_LETTERED, detail=detail, stuck=intent.is_stuck)
-        )
+        return DeleteIntentResult(outcome=Outcome.DEAD_LETTERED, detail=detail, stuck=intent.is_stuck)
 
     @define_activity(name="deletion.certify")
     @send_heartbeats()
-    def close_and_certify_batch(self, request: CertifyInput) -> OwnerRoutedAnswer[BatchCertificate]:
+    @work_at_owner
+    def close_and_certify_batch(self, request: CertifyInput, lease: Lease | None) -> BatchCertificate:
         """Count the rows of the batch, close the batch run, and write the audit row.
 
         Idempotency: counts come from rows, so work that ran twice is counted once. The batch run is closed once.
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
-        lease = resolve_lease_or_redirect(request, self._owners)
-        if isinstance(lease, OwnerRedirect):
-            return lease
         batch_id = request.batch_id
         tally = self._deletions.with_lease(lease).close_batch(
             batch_id, own_workflow_cause(request.actor, request.reason)
         )
         metrics.count_closed_batch(tally)
-        certificate = BatchCertificate(
+        return BatchCertificate(
             batch_id=batch_id, outcomes=dict(tally.outcomes), objects=tally.objects, size_bytes=tally.size_bytes
         )
-        return to_completed_work(lease, certificate)
 
 
 def _claim_intent(

@@ -9,11 +9,12 @@ from temporalio.exceptions import ApplicationError
 from activities.deletion import metrics
 from activities.deletion.claims_and_causes import CLAIM_S
 from activities.deletion.deletion_pace import DeletionPace
-from activities.deletion.inputs_and_results import ChunkResult, DeleteIntentResult
+from activities.deletion.inputs_and_results import ChunkResult
 from activities.heartbeats import ClaimRenewingHeartbeats
 from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
 from logstore.deletion.intents import (
     CopyVerdict,
+    DeleteIntentResult,
     DeletionIntent,
     DeletionState,
     IntentKey,
@@ -167,9 +168,7 @@ _OUTCOMES_WITHOUT_STORAGE = {Outcome.STILL_IN_USE, Outcome.INVALID}  # outcomes 
 
 
 def delete_ledger_workflow_id(key: IntentKey) -> str:
-    """Return the id of the workflow that deletes one copy. A new detach or a reopened intent gets another workflow."""
-    suffix = f"/{key.openings}" if key.openings else ""
-    return f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}{suffix}"
+    return f"delete-ledger/{key.path}"
 
 
 def intent_key(intent: DeletionIntent) -> IntentKey:

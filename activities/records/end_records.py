@@ -9,22 +9,54 @@ from activities.deletion import metrics
 from activities.deletion.claims_and_causes import detach_arguments
 from activities.heartbeats import define_activity, send_heartbeats, send_heartbeats_during_renewals
 from activities.owner_routing import require_topic_name_if_known
-from activities.records.inputs_and_results import (
-    CheckEndRecordsInput,
-    EndRecordsPageInput,
-    EndRecordsPageResult,
-    EndRecordsStart,
-)
 from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import CatalogAdopting, CorruptData, StaleCatalog, UnknownObject
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog.log import Ledger, Topic, TopicState
 from logstore.positions import LedgerId, TopicId
 from logstore.records.functions import LedgerRecord, RecordFunction, RecordFunctionRegistry, should_end_record
-from logstore.records.job_results import SelectionPageStart
+from logstore.records.job_results import EndedRecords, SelectionPageStart
 from logstore.records.tombstone_rules import parse_delete_durability
 from logstore.retrying_clock import Clock
 from logstore.stop_checks import raise_if_stopped
+from logstore.subjects import HasBatch, HasFunction, HasTopic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckEndRecordsInput(HasFunction, HasTopic):
+    function: str
+    topic_id: int = 0  # 0: all topics
+    topic: str = ""  # encoded name, which must be the name of `topic_id`
+    durable_delete: str | None = None  # a `DeleteDurability`; None: setting of the topic, or else durable
+    catalog_epoch: int | None = None  # expected epoch of the catalog; None: any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecordsStart:
+    now_us: int  # start of the job by the catalog's clock; the function gets this time with every record
+    catalog_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecordsPageInput(HasFunction, HasBatch):
+    function: str
+    topic_id: int  # 0: all topics
+    after: SelectionPageStart
+    page: int  # maximum number of ledgers in the page
+    now_us: int
+    catalog_epoch: int
+    batch_id: str
+    batch_workflow_id: str  # workflow of phase two, which gets the claim
+    dry_run: bool = False
+    durable_delete: str | None = None
+    actor: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecordsPageResult(EndedRecords):
+    after: SelectionPageStart | None = None  # start of the next page; None: no next page
+
 
 _MAX_TOPICS_PER_PAGE: Final = 100  # each topic costs two reads
 _MAX_NAMED_LEDGERS: Final = 10  # maximum number of ids, and of reasons, in the result of a page

@@ -5,7 +5,7 @@ Any step may run twice, and the process may die in any step.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -13,14 +13,6 @@ from uuid import uuid4
 
 from activities.bulk_jobs import run_bulk_job
 from activities.heartbeats import define_activity, raise_if_cancelled, send_heartbeats
-from activities.records.inputs_and_results import (
-    ComparedShardCounts,
-    CompareShardsInput,
-    PinnedManifestSummary,
-    PublishedManifest,
-    RebuildStepInput,
-    RebuiltRecordCounts,
-)
 from logstore.catalog.records.outbox import RecordOutbox
 from logstore.catalog.records.rebuild_loading import RebuildDatabase
 from logstore.errors import PreconditionFailed
@@ -30,12 +22,54 @@ from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.catalog.records import RebuiltCatalogStart
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.job_results import RebuildAdoptionResult
-from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RebuildId, RowFilesFolder, WriteCatalogRowsJob
+from logstore.records.rebuild_job import (
+    SKIPPED_BLOCK_PREFIX,
+    RebuildId,
+    RebuildRequest,
+    RowFilesFolder,
+    WriteCatalogRowsJob,
+)
 from logstore.records.services.flusher import Flusher
 from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.upload_adoption import UploadAdopter
 from logstore.retrying_clock import Clock
 from logstore.stop_checks import raise_if_stopped
+from logstore.subjects import HasSubject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedManifestSummary:
+    loaded: bool  # an earlier run of the command has loaded the database
+    flushed_us: int  # time of the flush: the rebuild restores the lost catalog as of this time
+    blocks: int
+    versions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuiltRecordCounts:
+    records: int
+    tombstones: int
+    skipped: list[str] = field(default_factory=list)  # `key: error` of the first 20 skipped blocks
+    skipped_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareShardsInput(HasSubject):
+    first: int  # inclusive
+    end: int  # exclusive
+    is_growing: bool = False  # whether the old catalog may still append
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedShardCounts:
+    objects: int
+    staged: int  # ledgers whose objects differ from the catalog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedManifest:
+    manifest: int
+
 
 _MAX_NAMED_BLOCKS: Final = 20  # maximum number of skipped blocks in a result
 _MAX_UPLOAD_S: Final = 5.0  # from the last check by a process of the old catalog to the end of this process's upload
@@ -73,7 +107,7 @@ class RebuildCatalogActivities:
 
     @define_activity(name="rebuild.begin")
     @send_heartbeats()
-    def check_and_pin_manifest(self, request: RebuildStepInput) -> PinnedManifestSummary:
+    def check_and_pin_manifest(self, request: RebuildRequest) -> PinnedManifestSummary:
         """Pin the manifest of the rebuild and its blocks. Check the buckets and the database.
 
         The database must be empty, or loaded by this rebuild. A loaded database is refused if the manifest after the
@@ -95,7 +129,7 @@ class RebuildCatalogActivities:
         )
 
     @define_activity(name="rebuild.find_rows")
-    def write_row_files(self, request: RebuildStepInput) -> RebuiltRecordCounts:
+    def write_row_files(self, request: RebuildRequest) -> RebuiltRecordCounts:
         """Run the bulk job that writes the catalog's rows into files.
 
         Idempotency: keyed by the rebuild. If the output is published already, only its counts are returned.
@@ -120,7 +154,7 @@ class RebuildCatalogActivities:
 
     @define_activity(name="rebuild.load_rows")
     @send_heartbeats()
-    def load_rows(self, request: RebuildStepInput) -> None:
+    def load_rows(self, request: RebuildRequest) -> None:
         """Load the rows into the empty database, all or nothing.
 
         Idempotency: a database that this rebuild has loaded is not changed. If the process dies, the database stays
@@ -144,7 +178,7 @@ class RebuildCatalogActivities:
 
     @define_activity(name="rebuild.publish")
     @send_heartbeats()
-    def publish_first_manifest(self, request: RebuildStepInput) -> PublishedManifest:
+    def publish_first_manifest(self, request: RebuildRequest) -> PublishedManifest:
         """Store the manifest of the new epoch, which makes this database the catalog.
 
         1. Refuse if too many ledgers are without objects. The old epoch then goes on.
@@ -210,7 +244,7 @@ class RebuildCatalogActivities:
         return ComparedShardCounts(objects=objects, staged=staged)
 
     @define_activity(name="rebuild.finish_adoption")
-    def finish_adoption(self, request: RebuildStepInput) -> RebuildAdoptionResult:
+    def finish_adoption(self, request: RebuildRequest) -> RebuildAdoptionResult:
         """Adopt, topic by topic, the ledgers that the comparison of shards found. Flush, and make the catalog READY.
 
         Idempotency: a settled topic is not settled again. Record versions that are flushed twice are equal. For a READY
@@ -241,7 +275,7 @@ class RebuildCatalogActivities:
 
     @define_activity(name="rebuild.let_go")
     @send_heartbeats()
-    def unpin_and_remove_output(self, request: RebuildStepInput) -> None:
+    def unpin_and_remove_output(self, request: RebuildRequest) -> None:
         """Release the pin, and delete the output of the bulk job.
 
         Idempotency: a missing pin or output is no error.
@@ -250,7 +284,7 @@ class RebuildCatalogActivities:
         self._manifests.unpin(request.rebuild)
         self._bulk.remove_run(_bulk_run_id(request))
 
-    def _is_loaded_by_this_rebuild(self, request: RebuildStepInput) -> bool:
+    def _is_loaded_by_this_rebuild(self, request: RebuildRequest) -> bool:
         rebuild = self._database.read_target().rebuild
         if rebuild not in {"", request.rebuild}:
             raise PreconditionFailed(
@@ -258,7 +292,7 @@ class RebuildCatalogActivities:
             )
         return rebuild == request.rebuild
 
-    def _read_published_summary(self, request: RebuildStepInput) -> BulkJobSummary:
+    def _read_published_summary(self, request: RebuildRequest) -> BulkJobSummary:
         job = WriteCatalogRowsJob.name
         summary = self._bulk.find_published_summary(_bulk_run_id(request), job)
         if summary is None:
@@ -266,7 +300,7 @@ class RebuildCatalogActivities:
         return summary
 
 
-def _bulk_run_id(request: RebuildStepInput) -> str:
+def _bulk_run_id(request: RebuildRequest) -> str:
     return f"rebuild-{request.rebuild}"
 
 

@@ -6,30 +6,24 @@ Activities may run twice: decisions never change, claims expire, and a second tr
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from temporalio import activity
 
 from activities.deletion.claims_and_causes import CLAIM_S, own_workflow_claim
 from activities.heartbeats import define_activity, send_heartbeats
-from activities.transactions.inputs_and_results import (
-    BroadcastInput,
-    BroadcastState,
-    BusyCoordinatorsInput,
-    DrainInput,
-    DrainResult,
-    RemoveOldTransactionsInput,
-)
 from logstore.catalog.transactions.sql_transactions import Transactions
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog.deletion import Claim
 from logstore.ports.catalog.transactions import CoordinatorWorkStatus, FinishedTransaction, StoredTransaction
 from logstore.stop_checks import raise_if_stopped
+from logstore.subjects import HasCoordinator, HasRowLimit, HasTransaction
 from logstore.transactions.services.broadcast import Broadcaster, BroadcastResult
 from logstore.transactions.transaction_ids_and_states import (
     MAX_ERROR_CHARACTERS,
     MAX_REPORTED_PARTICIPANTS,
+    BroadcastState,
     OwedParticipant,
     TransactionId,
     summarize_failures,
@@ -48,6 +42,38 @@ HISTOGRAM_BOUNDS_S: Final[Mapping[str, Sequence[float]]] = {
     BROADCAST_SECONDS: (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
 }
 """Upper bounds of histogram buckets by metric, in seconds, inclusive. Temporal's default bounds are in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainInput(HasCoordinator):
+    tc_id: int
+    linger_s: float = 1.0  # time without work after which the drain returns
+    most_s: float = 30.0  # time after which the drain returns, even if there is more work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainResult:
+    finished: int = 0  # transactions that became final
+    expired: int = 0  # transactions aborted after their deadline
+    handed_over: list[str] = field(default_factory=list)  # ids of transactions; one page
+    more: bool = False  # there may be more work
+    next_deadline_s: float | None = None  # seconds until the next open transaction times out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BroadcastInput(HasTransaction):
+    txn: str  # tc:sequence
+    wait_s: float = 0.0  # pause of the workflow after this call, added to the claim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusyCoordinatorsInput(HasRowLimit):
+    limit: int = 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveOldTransactionsInput(HasRowLimit):
+    limit: int = 1_000
 
 
 @dataclass(slots=True)

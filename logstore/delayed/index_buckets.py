@@ -8,8 +8,9 @@ Source: PIP-195 (bucket-based delayed message index).
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Final, Self
 
 from logstore.errors import InvalidInput
 from logstore.positions import EARLIEST, LedgerId, Position
@@ -26,6 +27,28 @@ class IndexBucket:
     segments: int  # number of snapshot segments
     first_ms: int  # earliest delivery time
     last_ms: int  # latest delivery time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealCounts:
+    """Numbers of topics, index buckets and messages of seals."""
+
+    topics: int = 0  # checked
+    buckets: int = 0  # new index buckets
+    messages: int = 0  # in new index buckets
+    dropped: int = 0  # removed index buckets, whose messages need no index any more
+    held: int = 0  # topics whose list of index buckets another job had claimed
+    overtaken: int = 0  # topics whose list of index buckets changed meanwhile; a later run seals them
+    failed: int = 0  # skipped topics; the next run finds them again
+    troubles: list[str] = field(default_factory=list)  # a sample of errors
+
+    def plus(self, later: "SealCounts", *, max_troubles: int) -> Self:
+        """Return the sum. Fields of subclasses stay as they are."""
+        sums = {name: getattr(self, name) + getattr(later, name) for name in _SUMMED_SEAL_FIELDS}
+        return replace(self, **sums, troubles=[*self.troubles, *later.troubles][:max_troubles])
+
+
+_SUMMED_SEAL_FIELDS: Final = ("topics", "buckets", "messages", "dropped", "held", "overtaken", "failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from logstore.field_bounds import BatchId, CatalogNumber, CopyName, WorkerIdOrNo
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement, require_named_topic
 from logstore.offload.tiered_copy import CopyLocation, find_context_problem
 from logstore.positions import LedgerId, TopicId
-from logstore.subjects import HasBatch, HasOutcomes, HasSubject, Subject
+from logstore.subjects import HasBatch, HasOutcome, HasOutcomes, HasSubject, Subject
 
 STUCK_AFTER_ATTEMPTS: Final = 5
 """If this number of consecutive attempts leaves the same number of keys, the intent becomes a dead letter.
@@ -115,6 +115,21 @@ class IntentKey:
     copy: CopyName
     generation: CatalogNumber
     openings: int = 0  # number of times that the ended intent was reopened
+
+    @property
+    def path(self) -> str:
+        """Key of the workflow that deletes the copy. A new detach or a reopened intent gets another workflow."""
+        openings = f"/{self.openings}" if self.openings else ""
+        return f"{self.ledger_id}/{self.copy}/{self.generation}{openings}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteIntentResult(HasOutcome):
+    outcome: Outcome
+    objects: int = 0
+    size_bytes: int = 0
+    detail: str = ""
+    stuck: bool = False  # storage kept the same number of keys at each of the last attempts; a person must look
 
 
 class HasIntent(HasSubject):

@@ -1,8 +1,10 @@
 """Results of jobs and activities on the record log. Temporal stores the fields under their names."""
 
 from dataclasses import dataclass, field, fields, replace
+from typing import Self
 
 from logstore.field_bounds import CatalogNumber
+from logstore.subjects import HasLedgers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +111,30 @@ class SelectionPageStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRecords(HasLedgers):
+    """Counts and samples of ledgers that a record function selected."""
+
+    records: int = 0  # closed ledgers for which the function was called
+    ended: int = 0  # detached ledgers; in a dry run: ledgers that would be detached
+    kept: int = 0  # ledgers that the function selected but that stay
+    ledger_ids: list[int] = field(default_factory=list)  # sample of the detached ledgers
+    because: list[str] = field(default_factory=list)  # sample of reasons why selected ledgers stay
+
+    def plus(self, later: "EndedRecords", *, max_sample: int) -> Self:
+        """Return the sum. Fields of subclasses stay as they are."""
+        return replace(
+            self,
+            records=self.records + later.records,
+            ended=self.ended + later.ended,
+            kept=self.kept + later.kept,
+            ledger_ids=[*self.ledger_ids, *later.ledger_ids][:max_sample],
+            because=[*self.because, *later.because][:max_sample],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildAdoptionResult:
-    """Counts and samples of an adoption. A sample has at most 100 ids or names, ascending."""
+    """Counts of an adoption, and samples of at most 100 ids or names, ascending."""
 
     adopted_ledgers: int = 0
     adopted_segments: int = 0

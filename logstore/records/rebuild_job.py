@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from logstore.errors import InvalidInput
+from logstore.field_bounds import Share, SparkMasterOrNothing
+from logstore.subjects import HasSubject
 
 SKIPPED_BLOCK_PREFIX: Final = "skipped: "
 """Prefix of facts in the job's `BulkJobSummary` that name a skipped block. The block's key follows the prefix."""
@@ -32,6 +34,15 @@ class WriteCatalogRowsJob:
     skip_unreadable: bool = False  # skip corrupt and absent blocks
 
     name = "rebuild-records"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildRequest(HasSubject):
+    rebuild: str  # id of the rebuild, as text of `logstore.records.rebuild_job.RebuildId`
+    skip_unreadable: bool = False  # skip and name unreadable blocks, except blocks that hide messages
+    master: SparkMasterOrNothing = ""  # Spark cluster; empty: cluster of the settings
+    max_absent_share: Share = 0.05  # allowed share of listed ledgers without objects, 0 to 1
+    take_over: bool = False  # wait until processes of the old catalog, which may be alive, notice the new epoch
 
 
 @dataclass(frozen=True, slots=True)

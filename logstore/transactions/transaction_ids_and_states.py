@@ -5,7 +5,7 @@ Source: Pulsar's transaction coordinator (TxnID, TxnStatus); PIP-31.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Final, NamedTuple
 
@@ -104,6 +104,16 @@ class OwedParticipant:
     participant: str  # topic id, or topic id/subscription
     topic: EncodedTopicName
     error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BroadcastState:
+    """State of a decided transaction, and its participants that have not been told yet."""
+
+    state: str = ""
+    settled: int = 0  # participants
+    owed: list[OwedParticipant] = field(default_factory=list)  # the first 20 participants that are owed
+    owed_count: int = 0
 
 
 MAX_REPORTED_PARTICIPANTS: Final = 20

@@ -13,7 +13,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities import heartbeats
 from activities.deletion.deletion_pace import DeletionPace
-from activities.deletion.inputs_and_results import CertifyInput, DeadLetterInput, DeleteIntentResult
+from activities.deletion.inputs_and_results import CertifyInput, DeadLetterInput
 from activities.deletion.ledger_deletion import LedgerDeletionActivities
 from activities.deletion.phase_two_steps import IntentExamination, remove_examined_copies
 from activities.heartbeats import ClaimRenewingHeartbeats
@@ -27,7 +27,7 @@ from activities.owner_routing import (
 )
 from logstore.catalog.deletion.phase_one import PhaseOne
 from logstore.catalog.deletion.phase_two_queue import PhaseTwoQueue
-from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome, StoredCopy
+from logstore.deletion.intents import CopyVerdict, DeleteIntentResult, DeletionState, Outcome, StoredCopy
 from logstore.errors import (
     CatalogBusy,
     CorruptData,

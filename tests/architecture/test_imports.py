@@ -67,7 +67,8 @@ def test_client_loads_no_activity_no_workflow_and_no_worker() -> None:
     told = "import sys, workers.client; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     wanted = {
-        f"workflows.{name}" for name in ("job_definition", "topic_build_types", "task_queues", "search_attributes")
+        f"workflows.{name}"
+        for name in ("job_definition", "jobs", "task_queues", "topic_build_types", "search_attributes")
     }
     files = {".".join(module.path.relative_to(ROOT).with_suffix("").parts) for module in modules("workflows")}
     values = {name for name in files if name.endswith((".job_definitions", ".__init__"))}

@@ -20,8 +20,8 @@ from logstore.setting_files import PemFiles
 from tests.architecture.source import ROOT
 from tests.tls_servers import TlsCertificateAuthority
 from workers.assembly.log_store_from_settings import executor_bucket_address
-from workers.client.payload_encryption import EncryptingCodec, make_data_converter, read_payload_keys
-from workers.client.temporal_credentials import read_temporal_credentials
+from workers.client.data_converter import EncryptingCodec, make_data_converter, read_payload_keys
+from workers.client.temporal_connection import read_temporal_credentials
 from workers.hosting.bundle_ownership import ensemble_from_settings
 from workers.hosting.worker_process import FORCED_EXIT_DELAY_S
 from workers.settings import Settings, load_settings, parse_duration

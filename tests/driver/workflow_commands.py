@@ -33,6 +33,7 @@ from tests.driver.workflow_executions import (
     VirtualClock,
 )
 from tests.driver.workflow_run import NAMESPACE, RunStart, WorkflowRun
+from workflows.jobs import JOB_BY_NAME
 
 _IGNORED_COMMANDS: Final = {"set_patch_marker", "upsert_workflow_search_attributes", "modify_workflow_properties"}
 
@@ -110,6 +111,8 @@ class CommandExecutor:
             handle(execution, getattr(command, kind))
 
     def _do_schedule_activity(self, execution: Execution, command: ScheduleActivity) -> None:
+        declared = JOB_BY_NAME[execution.run.start.type].activities
+        assert command.activity_type in declared, f"{execution.workflow_id} does not declare {command.activity_type}"
         number, now_ns = next(self._numbers), self.time.now_ns()
         execution.tasks[command.seq] = ActivityTask(execution=execution, command=command, number=number, due_ns=now_ns)
 
@@ -138,6 +141,7 @@ class CommandExecutor:
         execution.timers.pop(command.seq, None)
 
     def _do_start_child_workflow_execution(self, execution: Execution, command: StartChildWorkflowExecution) -> None:
+        assert JOB_BY_NAME[execution.run.start.type].starts_jobs, f"{execution.workflow_id} does not declare children"
         allowed = WorkflowIdReusePolicy.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE
         assert command.workflow_id_reuse_policy == allowed, "another policy of ids than this driver knows"
         job = WorkflowActivationJob()

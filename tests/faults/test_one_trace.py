@@ -77,7 +77,7 @@ async def _slow_batch(world: RealWorld) -> WorkflowHandle[Any, Any]:
         detach=ExplicitDetach(ledger_ids=ledgers, force=True),
         carried=DeleteLedgersProgress(rate=1),
     )
-    return await sexton.start(DELETE_LEDGERS, request, request.batch_id, summary="slowly")
+    return await sexton.start(DELETE_LEDGERS, request, summary="slowly")
 
 
 def test_a_batch_whose_worker_was_killed_is_one_trace_of_both_workers(world: RealWorld, caller: trace.Span) -> None:

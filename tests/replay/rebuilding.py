@@ -6,15 +6,15 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.records.inputs_and_results import (
+from activities.records.rebuild_catalog import (
     ComparedShardCounts,
     CompareShardsInput,
     PinnedManifestSummary,
     PublishedManifest,
-    RebuildStepInput,
     RebuiltRecordCounts,
 )
 from logstore.records.job_results import RebuildAdoptionResult
+from logstore.records.rebuild_job import RebuildRequest
 from tests.replay.courses import Handle, Staged
 from tests.workflows.workflow_harness import Gate, WorkflowHarness
 from workflows.records.job_definitions import REBUILD_CATALOG, RebuildCatalogInput
@@ -31,13 +31,13 @@ class Answers:
         self.let_go_of: list[str] = []
 
     @activity.defn(name="rebuild.begin")
-    def begin(self, _: RebuildStepInput) -> PinnedManifestSummary:
+    def begin(self, _: RebuildRequest) -> PinnedManifestSummary:
         if self._fault == "no_database":
             raise ApplicationError("database: expected an empty one", type="PreconditionFailed", non_retryable=True)
         return PinnedManifestSummary(loaded=False, flushed_us=1, blocks=2, versions=3)
 
     @activity.defn(name="rebuild.find_rows")
-    def write_row_files(self, _: RebuildStepInput) -> RebuiltRecordCounts:
+    def write_row_files(self, _: RebuildRequest) -> RebuiltRecordCounts:
         if self._gate:
             self._gate.wait()
         if self._fault == "bug":
@@ -45,11 +45,11 @@ class Answers:
         return RebuiltRecordCounts(records=3, tombstones=1)
 
     @activity.defn(name="rebuild.load_rows")
-    def load_rows(self, _: RebuildStepInput) -> None:
+    def load_rows(self, _: RebuildRequest) -> None:
         return None
 
     @activity.defn(name="rebuild.publish")
-    def publish(self, _: RebuildStepInput) -> PublishedManifest:
+    def publish(self, _: RebuildRequest) -> PublishedManifest:
         return PublishedManifest(manifest=8)
 
     @activity.defn(name="rebuild.adopt_shards")
@@ -57,13 +57,13 @@ class Answers:
         return ComparedShardCounts(objects=2, staged=1)
 
     @activity.defn(name="rebuild.finish_adoption")
-    def finish_adoption(self, _: RebuildStepInput) -> RebuildAdoptionResult:
+    def finish_adoption(self, _: RebuildRequest) -> RebuildAdoptionResult:
         if self._fault == "outdated":
             raise ApplicationError("database: older than its record log", type="CatalogOutdated", non_retryable=True)
         return RebuildAdoptionResult(adopted_segments=2)
 
     @activity.defn(name="rebuild.let_go")
-    def let_go(self, request: RebuildStepInput) -> None:
+    def let_go(self, request: RebuildRequest) -> None:
         self.let_go_of.append(request.rebuild)
 
 

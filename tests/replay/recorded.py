@@ -7,10 +7,13 @@ from typing import Any
 from temporalio import activity
 from temporalio.client import WorkflowFailureError
 
-from activities.records.defragment_raid_ship import RaidTombstonesActivities, ReplicateRecordsActivities
 from activities.records.end_records import EndRecordsActivities
-from activities.records.flush_records import FlushRecordsActivities
-from activities.records.inputs_and_results import ShipToReplicasInput
+from activities.records.record_upkeep import (
+    FlushRecordsActivities,
+    RaidTombstonesActivities,
+    RecordPassInput,
+    ReplicateRecordsActivities,
+)
 from logstore.errors import CorruptData
 from logstore.records.job_results import ShippedBlocks
 from tests.fakes.object_store import StoreOperation
@@ -210,7 +213,7 @@ async def replicate_running(house: WorkflowHarness) -> Handle:
     gate = Gate()
 
     @activity.defn(name="records.ship")
-    def ship(request: ShipToReplicasInput) -> list[ShippedBlocks]:
+    def ship(request: RecordPassInput) -> list[ShippedBlocks]:
         gate.wait()
         return []
 

@@ -8,7 +8,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowFailureError
 
-from activities.transactions.inputs_and_results import BusyCoordinatorsInput
+from activities.transactions.coordinate_transactions import BusyCoordinatorsInput
 from logstore.errors import CorruptData
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJob
 from logstore.transactions.transaction_ids_and_states import TransactionId

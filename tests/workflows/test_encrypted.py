@@ -30,7 +30,7 @@ from activities.deletion.inputs_and_results import DetachResult, TakeOverStalled
 from logstore.errors import InvalidInput
 from tests.fakes.object_store import StoreOperation
 from tests.workflows.workflow_harness import WorkflowHarness, assert_eventually, failure_type_and_message
-from workers.client.payload_encryption import ENCODING, encryption_key_name, make_data_converter
+from workers.client.data_converter import ENCODING, encryption_key_name, make_data_converter
 from workers.hosting import workflow_input_checks
 from workers.hosting.history_replay import replay_history
 from workers.settings import Settings

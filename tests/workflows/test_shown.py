@@ -12,9 +12,8 @@ from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.delayed.inputs_and_results import (
+from activities.delayed.seal_and_merge_buckets import (
     ChoosePairInput,
-    IndexWorkTopicsInput,
     MergePairInput,
     ReleaseListInput,
     SealTopicInput,
@@ -64,17 +63,11 @@ from activities.reconciliation.inputs_and_results import (
     ScrubPageInput,
     ScrubRunId,
 )
-from activities.records.inputs_and_results import (
-    CheckEndRecordsInput,
-    DefragmentInput,
-    EndRecordsPageInput,
-    FlushInput,
-    RaidInput,
-    ShipToReplicasInput,
-)
+from activities.records.end_records import CheckEndRecordsInput, EndRecordsPageInput
+from activities.records.record_upkeep import FlushInput, RaidInput, RecordPassInput
 from activities.topic_build_steps import BeginBuildInput, ConcludeBuildInput, RunBuildJobInput, SwitchTopicsPageInput
-from activities.transactions.inputs_and_results import BroadcastInput, BusyCoordinatorsInput, DrainInput
-from activities.transactions.inputs_and_results import RemoveOldTransactionsInput as TransactionsToForget
+from activities.transactions.coordinate_transactions import BroadcastInput, BusyCoordinatorsInput, DrainInput
+from activities.transactions.coordinate_transactions import RemoveOldTransactionsInput as TransactionsToForget
 from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog.deletion import IntentRowRange
@@ -82,7 +75,7 @@ from logstore.records.job_results import SelectionPageStart
 from tests.workflows.offload.offloading import offload
 from tests.workflows.test_malformed import GOOD, OF_RECORDS
 from tests.workflows.workflow_harness import WorkflowHarness, _activity_name, assert_eventually, query_current_details
-from workers.client.temporal_faults import TRACE_ID
+from workers.client.temporal_connection import TRACE_ID
 from workers.hosting.error_and_subject_interceptors import (
     MAX_SUMMARY_BYTES,
     WorkflowErrorAndSubjectInterceptor,
@@ -186,7 +179,7 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "transactions.build_buffers": (RunBuildJobInput(run_id="s"), "run s"),
     "transactions.switch_snapshots": (SwitchTopicsPageInput(run_id="s", page=3), "page 3, run s"),
     "transactions.conclude_build": (ConcludeBuildInput(run_id="s", counts={}), "run s"),
-    "delayed.due_topics": (IndexWorkTopicsInput(after=7, topics=20, limit=4), "topics after 7"),
+    "delayed.due_topics": (NextTopicPagesInput(after=7, topics=20, limit=4), "topics after 7"),
     "delayed.seal_topics": (SealTopicsInput(topic_ids=[1, 2]), "2 topics: 1, 2"),
     "delayed.seal_topic": (SealTopicInput(topic_id=1, topic=_TOPIC), _TOPIC),
     "delayed.choose_pair": (ChoosePairInput(topic_id=1, topic=_TOPIC), _TOPIC),
@@ -200,7 +193,7 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "delayed.switch_indexes": (SwitchTopicsPageInput(run_id="i", page=3), "page 3, run i"),
     "delayed.conclude_build": (ConcludeBuildInput(run_id="i", counts={}), "run i"),
     "records.flush": (FlushInput(watch_s=60), "changes, looked for during 60 s"),
-    "records.defragment": (DefragmentInput(reason="a test"), ""),
+    "records.defragment": (RecordPassInput(reason="a test"), ""),
     "records.raid": (RaidInput(run_id="raid-1", eligible_age_s=60), "older than 60 s, run raid-1"),
     "records.begin_ending": (
         CheckEndRecordsInput(function="expired", topic_id=1, topic=_TOPIC),
@@ -219,7 +212,7 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
         ),
         "function expired, batch b",
     ),
-    "records.ship": (ShipToReplicasInput(reason="a test"), ""),
+    "records.ship": (RecordPassInput(reason="a test"), ""),
     "transactions.forget": (TransactionsToForget(limit=1_000), "at most 1,000 rows"),
 }
 

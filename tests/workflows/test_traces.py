@@ -22,7 +22,7 @@ from tests.activities.activity_world import TOPIC_NAME
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation
 from tests.workflows.deletion.test_delete_ledger import handed_over
 from tests.workflows.workflow_harness import WorkflowHarness, query_current_details
-from workers.client.temporal_faults import TRACE_ID, find_detail
+from workers.client.temporal_connection import TRACE_ID, find_detail
 from workers.client.wait_for_job import wait_for_result
 from workers.hosting.temporal_workers import WORKFLOWS
 from workers.hosting.workflow_input_checks import InputCheckingRunner

@@ -10,7 +10,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
 
-from activities.records.inputs_and_results import ShipToReplicasInput
+from activities.records.record_upkeep import RecordPassInput
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.records.job_results import ShippedBlocks
 from tests.workflows.deletion.test_batch_control import gate_at
@@ -43,7 +43,7 @@ class Shipping:
         self.gate = Gate()
 
     @activity.defn(name="records.ship")
-    def ship(self, request: ShipToReplicasInput) -> list[ShippedBlocks]:
+    def ship(self, request: RecordPassInput) -> list[ShippedBlocks]:
         """Ship nothing."""
         if activity.info().workflow_id == self.held:
             self.gate.wait()

@@ -26,10 +26,10 @@ from tests.workflows.offload.offloading import offload_all
 from tests.workflows.pulsar.cluster_plans import plan as plan_cluster
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, planned
 from tests.workflows.workflow_harness import WorkflowHarness, assert_eventually
-from workers.client import Sexton, waiting_task_reasons
+from workers.client import Sexton, task_queue_pollers
 from workers.client import wait_for_job as waits_for
+from workers.client.task_queue_pollers import explain_waiting_task
 from workers.client.wait_for_job import JobStopped, _iterate_snapshots, wait_for_result
-from workers.client.waiting_task_reasons import explain_waiting_task
 from workers.operations.worker_builds import deploy_just_started_build
 from workers.settings import Settings
 from workflows.deletion.delete_ledgers import DeleteLedgers
@@ -117,8 +117,8 @@ async def test_waiting_for_a_run_that_is_pinned_names_the_build_of_the_run(monke
     async def live(*_: object) -> list[PollerInfo]:
         return pollers
 
-    monkeypatch.setattr(waiting_task_reasons, "describe_task_queue", described)
-    monkeypatch.setattr(waiting_task_reasons, "list_live_pollers", live)
+    monkeypatch.setattr(task_queue_pollers, "describe_task_queue", described)
+    monkeypatch.setattr(task_queue_pollers, "list_live_pollers", live)
     told, kind = WorkflowExecutionVersioningInfo(), TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
     assert "though w2 polled it" in await explain_waiting_task(
         cast("Client", None), "replicate-records", told, "sexton", kind

@@ -26,11 +26,10 @@ from temporalio.worker import (
     WorkerDeploymentConfig,
 )
 
-from activities.deletion.inputs_and_results import DeleteIntentResult
 from activities.deletion.phase_two_steps import delete_ledger_workflow_id
 from activities.deletion.topic_deletion import TopicDeletionActivities
 from activities.deletion.trim_by_retention import RetentionPreparation, TrimAllTopicsActivities
-from logstore.deletion.intents import BatchCertificate, IntentKey
+from logstore.deletion.intents import BatchCertificate, DeleteIntentResult, IntentKey
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.catalog.log import Topic
 from logstore.positions import LedgerId, TopicId

@@ -19,13 +19,13 @@ from activities.pulsar.undo_cluster import UndoClusterActivities
 from activities.reconciliation.apply_orphans import ApplyOrphansActivities, ApplyPreview
 from activities.reconciliation.plan_orphans import PlanOrphansActivities
 from activities.reconciliation.scrub_ledgers import ScrubLedgersActivities
-from activities.records.defragment_raid_ship import (
+from activities.records.end_records import EndRecordsActivities
+from activities.records.record_upkeep import (
     DefragmentRecordsActivities,
+    FlushRecordsActivities,
     RaidTombstonesActivities,
     ReplicateRecordsActivities,
 )
-from activities.records.end_records import EndRecordsActivities
-from activities.records.flush_records import FlushRecordsActivities
 from activities.transactions.build_snapshots import TransactionSnapshotBuildActivities
 from activities.transactions.coordinate_transactions import TransactionCoordinatorActivities
 from logstore.ports.bundle_owners import TopicOwners

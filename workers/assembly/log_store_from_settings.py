@@ -81,6 +81,14 @@ def make_store_clock(settings: Settings) -> Callable[[], int]:
     return now_us
 
 
+def roll_policy_from_settings(settings: Settings) -> RollPolicy:
+    return RollPolicy(
+        max_entries=settings.ledger_max_entries,
+        max_size_bytes=settings.ledger_max_bytes,
+        max_age_s=settings.ledger_max_age,
+    )
+
+
 def _policies_from_settings(settings: Settings) -> LogStorePolicies:
     # A later deletion of the tiered copy uses this metadata, even if the settings have changed.
     endpoint = "" if uses_embedded_store(settings) else settings.s3_endpoint
@@ -89,11 +97,7 @@ def _policies_from_settings(settings: Settings) -> LogStorePolicies:
         scratch=settings.home / "tmp",
         driver_metadata={"driver": DRIVER} | {name: value for name, value in location.items() if value},
         application=settings.application,
-        roll=RollPolicy(
-            max_entries=settings.ledger_max_entries,
-            max_size_bytes=settings.ledger_max_bytes,
-            max_age_s=settings.ledger_max_age,
-        ),
+        roll=roll_policy_from_settings(settings),
         registration_timeout_s=settings.registration_timeout,
         cursor_inline_bytes=settings.cursor_inline_bytes,
         bucket_limits=SealAndMergeLimits(

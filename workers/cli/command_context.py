@@ -99,9 +99,9 @@ class CommandServices:
 
         return await Sexton.connect(settings, catalog)
 
-    open_log = _import_on_call("workers.assembly.log_store", "open_log_store_on_catalog")
+    open_log = _import_on_call("workers.assembly.log_store_from_settings", "open_log_store_on_catalog")
     apply_preview = _import_on_call("workers.assembly.activities", "create_apply_preview")
-    roll_policy = _import_on_call("workers.assembly.log_store", "roll_policy_from_settings")
+    roll_policy = _import_on_call("workers.assembly.log_store_from_settings", "roll_policy_from_settings")
     open_directory = _import_on_call("workers.operations.bundle_owners", "open_directory")
     upgrade = _import_on_call("workers.operations.embedded_stack", "upgrade_catalog")
     up = _import_on_call("workers.operations.embedded_stack", "start_stack")

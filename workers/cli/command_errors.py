@@ -125,7 +125,7 @@ def _classify_temporal_error(error: BaseException) -> CommandFailure | None:
     from temporalio.exceptions import ApplicationError  # noqa: PLC0415
     from temporalio.service import RPCError  # noqa: PLC0415
 
-    from workers.client.temporal_faults import (  # noqa: PLC0415
+    from workers.client.temporal_connection import (  # noqa: PLC0415
         FIELD,
         TRACE_ID,
         explain_server_fault,

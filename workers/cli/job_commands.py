@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import SextonError
 from logstore.positions import LedgerId
 from workers.cli.command_context import CommandContext
@@ -15,6 +14,7 @@ from workers.human_readable_values import decode_topic_name, select_fields
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHandle
 
+    from logstore.deletion.intents import DeletionIntent
     from logstore.ports.catalog.log import Topic
     from workers.client import Sexton
     from workflows.topic_build_types import BuildResult
@@ -116,8 +116,10 @@ def find_failed_deletions_and_advise(
     topic: "Topic | None" = None,
     batch_id: str | None = None,
     ledger_ids: Sequence[LedgerId] | None = None,
-) -> Sequence[DeletionIntent]:
+) -> "Sequence[DeletionIntent]":
     """Return at most 100 failed deletions, newest first. Notes say what an operator can do."""
+    from logstore.deletion.intents import DeletionState  # noqa: PLC0415 - start-up time
+
     topic_id = None if topic is None else topic.topic_id
     try:
         intents = context.catalog.deletions.list_failed_intents(
@@ -137,7 +139,7 @@ def find_failed_deletions_and_advise(
     return intents
 
 
-def describe_failure(intent: DeletionIntent) -> str:
+def describe_failure(intent: "DeletionIntent") -> str:
     """Return the intent's last error. Without an error, return its outcome or the workflow that works on the intent."""
     status = intent.outcome.value if intent.outcome else f"{intent.handed_to} is at work on it"
     return intent.last_error or intent.damage or status

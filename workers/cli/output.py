@@ -19,7 +19,6 @@ from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from logstore.atomic_files import replace_atomically
 from logstore.errors import InvalidInput, SextonError
 from workers.cli.command_errors import ExitCode
 from workers.human_readable_values import escape_unprintable, select_fields
@@ -375,6 +374,8 @@ def write_result_file(field: str, name: str | Path, parts: Iterable[str]) -> Pat
     A failed write leaves the file as it was. If the path is a link, the target of the link is replaced. A replaced file
     keeps its mode. FIFOs and character devices are written to directly.
     """
+    from logstore.atomic_files import replace_atomically  # noqa: PLC0415 - start-up time
+
     path = Path(name).absolute()
     try:
         target = _resolve_target_of_atomic_write(field, str(name), path)

@@ -3,11 +3,10 @@
 import asyncio
 import shlex
 import threading
-import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
@@ -16,8 +15,7 @@ from temporalio.common import SearchAttributePair, TypedSearchAttributes, Workfl
 from temporalio.service import RPCError, RPCStatusCode
 
 from logstore.catalog import Catalog, open_catalog
-from logstore.errors import InvalidInput, PreconditionFailed
-from logstore.ports.catalog.log import Topic
+from logstore.errors import PreconditionFailed
 from workers.catalog_match import mark_namespace_as_own, refuse_foreign_primary_bucket
 from workers.settings import Settings
 from workers.validation_refusals import require_valid_input
@@ -25,11 +23,9 @@ from workflows import search_attributes
 from workflows.deletion.job_definitions import DeletionPolicy
 from workflows.job_definition import DescribedJobInput, JobDefinition
 from workflows.offload.job_definitions import OffloadLimits
-from workflows.task_queues import bulk_queue, uploads_queue
-from workflows.topic_build_types import BuildResult, BuildTopicsInput
+from workflows.task_queues import uploads_queue
 
 Q = TypeVar("Q", bound=DescribedJobInput)
-B = TypeVar("B", bound=BuildTopicsInput)
 R = TypeVar("R")
 V = TypeVar("V")
 Handle = WorkflowHandle[Any, R]
@@ -42,20 +38,21 @@ async def start_job(
     client: Client,
     job: JobDefinition[Q, R],
     request: Q,
-    *key: object,
+    *,
     queue: str,
-    summary: str,
+    summary: str = "",
     joins_same_request_only: bool = False,
     **options: Any,  # noqa: ANN401
 ) -> Handle[R]:
-    """Start a job, or join the run with the same key. `options` are keyword arguments of `Client.start_workflow`.
+    """Start a job, or join the run with the same workflow id.
 
-    With `joins_same_request_only`, actor, reason and carried progress may differ, but nothing else.
+    Empty `summary` means the job's own. With `joins_same_request_only`, actor, reason and carried progress may differ,
+    but nothing else. `options` are keyword arguments of `Client.start_workflow`.
 
     Raises:
         PreconditionFailed: A workflow of another type, or one of another request, runs under the job's id.
     """
-    workflow_id, checked_run_id = job.id(*key), ""
+    workflow_id, checked_run_id = job.id_of_request(request), ""
     if options.get("start_signal"):  # a workflow of another type may understand the signal differently
         checked_run_id = await _refuse_run_of_other_type(client, workflow_id, job.name)
     handle: Handle[R] = await client.start_workflow(
@@ -65,7 +62,7 @@ async def start_job(
         task_queue=queue,
         result_type=job.result,
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        static_summary=summary,
+        static_summary=summary or job.summary(request),
         static_details=request.details(),
         **options,
     )
@@ -114,12 +111,13 @@ async def _refuse_run_of_other_request(client: Client, handle: Handle[R], reques
             )
 
 
-def topic_search_attribute(topic: Topic) -> SearchAttributePair[Any]:
-    return SearchAttributePair(search_attributes.TOPIC, topic.name)
-
-
-def run_id_search_attribute(run_id: str) -> SearchAttributePair[Any]:
-    return SearchAttributePair(search_attributes.RUN_ID, run_id)
+def deletion_policy(settings: Settings) -> DeletionPolicy:
+    return DeletionPolicy(
+        parallelism=settings.deletion_parallelism,
+        chunk=settings.deletion_chunk,
+        max_attempts=settings.deletion_max_attempts,
+        retry_interval_s=settings.deletion_retry_interval,
+    )
 
 
 class JobClient:
@@ -169,13 +167,7 @@ class JobClient:
 
     @property
     def _deletion_policy(self) -> DeletionPolicy:
-        settings = self._settings
-        return DeletionPolicy(
-            parallelism=settings.deletion_parallelism,
-            chunk=settings.deletion_chunk,
-            max_attempts=settings.deletion_max_attempts,
-            retry_interval_s=settings.deletion_retry_interval,
-        )
+        return deletion_policy(self._settings)
 
     @property
     def _offload_policy(self) -> OffloadLimits:
@@ -186,6 +178,10 @@ class JobClient:
             queue=uploads_queue(settings.task_queue),
         )
 
+    def _queue_of(self, job: JobDefinition[Any, Any]) -> str:
+        """Return the task queue for the field `queue` of the job's input."""
+        return job.queue(self._settings.task_queue) if job.queue else ""
+
     def require_valid(self, request: V) -> V:
         require_valid_input(request, self._settings.task_queue)
         return request
@@ -194,50 +190,31 @@ class JobClient:
         self,
         job: JobDefinition[Q, R],
         request: Q,
-        *key: object,
-        summary: str,
-        attributes: Sequence[SearchAttributePair[Any]] = (),
+        *,
+        summary: str = "",
         signal: str | None = None,
         signal_args: Sequence[object] = (),
+        attributes: Sequence[SearchAttributePair[Any]] = (),
         joins_same_request_only: bool = False,
     ) -> Handle[R]:
-        """Start a job, or join the run with the same key.
+        """Start a job, or join the run with the same workflow id.
 
-        `key` has the parts of the workflow id after the job's name. `signal` is also sent to a run that was joined.
-        For `joins_same_request_only` see `start_job`.
+        `signal` is also sent to a run that was joined. `attributes` are search attributes besides those of the request.
+        For the other parameters see `start_job`.
         """
         self.require_valid(request)
+        all_attributes = [*search_attributes.list_attributes_of_request(request), *attributes]
         return await start_job(
             await self.mark_namespace_and_get_client(),
             job,
             request,
-            *key,
             queue=self._settings.task_queue,
             summary=summary,
             joins_same_request_only=joins_same_request_only,
+            search_attributes=TypedSearchAttributes(all_attributes),
             start_signal=signal,
             start_signal_args=signal_args,
-            search_attributes=TypedSearchAttributes(attributes),
         )
-
-    async def start_topic_build_job(
-        self, job: JobDefinition[B, BuildResult], topics: Sequence[Topic] | None, request: B
-    ) -> Handle[BuildResult]:
-        """Start a build of topics. The method fills in `run_id`, `topic_ids` and `queue` of the request."""
-        if topics is not None and not topics:
-            raise InvalidInput("topics", expected="at least one, or None for every topic", found=topics)
-        run_id = f"{request.runs}-{uuid.uuid4().hex[:12]}"
-        request = replace(
-            request,
-            run_id=run_id,
-            topic_ids=sorted({int(topic.topic_id) for topic in topics or ()}),
-            queue=bulk_queue(self._settings.task_queue),
-        )
-        attributes: list[SearchAttributePair[Any]] = [run_id_search_attribute(run_id)]
-        if topics is not None and len(request.topic_ids) == 1:
-            attributes.append(topic_search_attribute(topics[0]))
-        summary = f"{request.builds} of {len(request.topic_ids) or 'all'} topics"
-        return await self.start(job, request, run_id, summary=summary, attributes=attributes)
 
     def _verified_catalog_id(self) -> str:
         identities = self._open_catalog_once().identities

@@ -1,12 +1,21 @@
-"""Recurring jobs as Temporal schedules. After an outage of Temporal, a schedule starts at most one missed run."""
+"""Recurring jobs as Temporal schedules, their stuck runs, and the restart of a schedule.
+
+After an outage of Temporal, a schedule starts at most one missed run. A stuck run blocks its schedule. Endless jobs
+that schedules restart are checked, too: `flush-records` and coordinators.
+"""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from temporalio.api.common.v1 import Payload
+from temporalio.api.common.v1 import Payload, WorkflowExecution
+from temporalio.api.enums.v1 import WorkflowExecutionStatus
+from temporalio.api.workflowservice.v1 import (
+    DescribeWorkflowExecutionResponse,
+    GetWorkflowExecutionHistoryRequest,
+)
 from temporalio.client import (
     Client,
     Schedule,
@@ -25,44 +34,25 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from workers.client.payload_encryption import encryption_key_name, get_codec
+from logstore.errors import InvalidInput, UnknownObject
+from workers.client.data_converter import encryption_key_name, get_codec
+from workers.client.job_client import deletion_policy
+from workers.client.wait_for_job import find_workflow_task_failure, format_innermost_failure
 from workers.settings import Settings
-from workflows.delayed.job_definitions import SEAL_BUCKETS
-from workflows.deletion.job_definitions import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy
-from workflows.job_definition import DescribedJobInput, JobDefinition
-from workflows.pulsar.job_definitions import PLAN_PULSAR
-from workflows.reconciliation.job_definitions import RECONCILE_ORPHANS, SCRUB_LEDGERS
-from workflows.records.job_definitions import DEFRAGMENT_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS, SWEEP_RECORDS
-from workflows.task_queues import bulk_queue, records_queue, transactions_queue
-from workflows.transactions.job_definitions import SWEEP_TRANSACTIONS
+from workflows.job_definition import DescribedJobInput, JobDefinition, JobSchedule
+from workflows.jobs import SCHEDULED_JOBS
+from workflows.records.job_definitions import FLUSH_RECORDS, SWEEP_RECORDS
+from workflows.transactions.job_definitions import SWEEP_TRANSACTIONS, TRANSACTION_COORDINATOR
 
-_SWEEP: Final = "sexton-sweep"
-_TRIM: Final = "sexton-trim"
-_PLAN: Final = "sexton-plan"
-TRANSACTIONS_SCHEDULE: Final = "sexton-transactions"
-_SCRUB: Final = "sexton-scrub"
-_PULSAR: Final = "sexton-pulsar"
-_DELAYED: Final = "sexton-delayed"
-RECORDS_SCHEDULE: Final = "sexton-records"
-_DEFRAGMENT: Final = "sexton-defragment"
-_RAID: Final = "sexton-raid"
-_REPLICATE: Final = "sexton-replicate"
-JOB_BY_SCHEDULE: Final[Mapping[str, JobDefinition[Any, Any]]] = {
-    _SWEEP: SWEEP_DELETIONS,
-    _TRIM: TRIM_TOPICS,
-    _PLAN: RECONCILE_ORPHANS,
-    _SCRUB: SCRUB_LEDGERS,
-    _PULSAR: PLAN_PULSAR,
-    TRANSACTIONS_SCHEDULE: SWEEP_TRANSACTIONS,
-    _DELAYED: SEAL_BUCKETS,
-    RECORDS_SCHEDULE: SWEEP_RECORDS,
-    _DEFRAGMENT: DEFRAGMENT_RECORDS,
-    _RAID: RAID_TOMBSTONES,
-    _REPLICATE: REPLICATE_RECORDS,
-}
+SCHEDULE_IDS: Final = tuple(job.schedule.id for job in SCHEDULED_JOBS if job.schedule)
 _OFF_NOTE: Final = "its interval is 0s"
 """Note of a schedule that the settings turned off. A schedule that a person paused has another note."""
 _MIN_CATCHUP_WINDOW: Final = timedelta(seconds=10)  # the server's minimum
+_MIN_FAILED_TASKS: Final = 3  # a worker fails one or two tasks while it is replaced
+_MIN_FAILED_ATTEMPTS: Final = 10  # attempts of an activity, reached after about four minutes with the usual pauses
+_MIN_AGE: Final = timedelta(hours=6)  # a sweep or a trim may wait for a large deletion for hours
+_MAX_AGE_INTERVALS: Final = 3  # intervals of the schedule, after which a run is too old
+_MAX_COORDINATORS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +61,6 @@ class RecurringJob:
     job: JobDefinition[Any, Any]
     request: DescribedJobInput
     interval_s: int  # 0: the job is not scheduled
-    summary: str
     triggers_immediately: bool = False  # whether the first run starts at once, instead of after one interval
 
 
@@ -91,45 +80,34 @@ class ScheduleSummary:
     paused: bool
 
 
-def list_recurring_jobs(settings: Settings, policy: DeletionPolicy) -> Sequence[RecurringJob]:
+def list_recurring_jobs(settings: Settings) -> Sequence[RecurringJob]:
     """Return every recurring job of this build. The job `sexton-records` only restarts the endless `flush-records`."""
+    return [_build_recurring_job(job, job.schedule, settings) for job in SCHEDULED_JOBS if job.schedule]
 
-    def recurring_job(schedule_id: str, interval_s: int, summary: str, **fields: object) -> RecurringJob:
-        job = JOB_BY_SCHEDULE[schedule_id]
-        request = job.request(actor=schedule_id, reason="schedule", **fields)
-        return RecurringJob(schedule_id=schedule_id, job=job, request=request, interval_s=interval_s, summary=summary)
 
-    bulk, transactions = bulk_queue(settings.task_queue), transactions_queue(settings.task_queue)
-    records = records_queue(settings.task_queue)
-    record_fields = {"scheduled": True, "queue": records}
-    scrub_fields = {"bytes_per_s": settings.scrub_rate, "queue": bulk}
-    sweep_s, defragment_s = settings.sweep_interval, settings.defragment_interval
-    replicate_s = settings.replicate_interval if settings.replicas else 0
-    pulsar_s = settings.pulsar_plan_interval if settings.pulsar_zookeeper else 0
-    wake, flush = "wake coordinators with work that nobody does", "see that changed records are flushed"
-    return (
-        recurring_job(_SWEEP, sweep_s, "sweep deletions that nobody works on", policy=policy),
-        recurring_job(_TRIM, settings.trim_interval, "trim all topics", policy=policy),
-        recurring_job(_PLAN, settings.plan_interval, "compare storage with the catalog", queue=bulk),
-        recurring_job(_SCRUB, settings.scrub_interval, "compare digests", **scrub_fields),
-        recurring_job(_PULSAR, pulsar_s, "compare two scans of the Pulsar cluster", queue=bulk),
-        recurring_job(TRANSACTIONS_SCHEDULE, sweep_s, wake, queue=transactions),
-        recurring_job(_DELAYED, settings.delayed_interval, "seal delayed messages of all topics"),
-        replace(recurring_job(RECORDS_SCHEDULE, sweep_s, flush, queue=records), triggers_immediately=True),
-        recurring_job(_DEFRAGMENT, defragment_s, "defragment the record log", **record_fields),
-        recurring_job(_RAID, settings.raid_interval, "raid tombstones that cover nothing", **record_fields),
-        recurring_job(_REPLICATE, replicate_s, "replicate the record log", **record_fields),
+def _build_recurring_job(job: JobDefinition[Any, Any], schedule: JobSchedule, settings: Settings) -> RecurringJob:
+    values = dict(schedule.fields)
+    values |= {field: getattr(settings, setting) for field, setting in schedule.setting_by_field.items()}
+    values |= {"queue": job.queue(settings.task_queue)} if job.queue else {}
+    if any(field.name == "policy" for field in fields(job.request)):
+        values["policy"] = deletion_policy(settings)
+    is_required_set = not schedule.required_setting or getattr(settings, schedule.required_setting)
+    return RecurringJob(
+        schedule_id=schedule.id,
+        job=job,
+        request=job.request(actor=schedule.id, reason="schedule", **values),
+        interval_s=getattr(settings, schedule.interval) if is_required_set else 0,
+        triggers_immediately=schedule.triggers_immediately,
     )
 
 
-async def apply_schedules(client: Client, settings: Settings, policy: DeletionPolicy) -> list[AppliedSchedule]:
+async def apply_schedules(client: Client, settings: Settings) -> list[AppliedSchedule]:
     """Create missing schedules and update changed schedules. Other schedules stay as they are. Idempotent.
 
     A job with interval 0 gets no schedule, and an existing schedule is paused. A pause by a person stays.
     """
-    jobs = list_recurring_jobs(settings, policy)
     changes = await asyncio.gather(
-        *(_create_update_or_pause_schedule(client, job, settings.task_queue) for job in jobs)
+        *(_create_update_or_pause_schedule(client, job, settings.task_queue) for job in list_recurring_jobs(settings))
     )
     return [change for change in changes if change]
 
@@ -140,7 +118,7 @@ async def list_schedules(client: Client) -> list[ScheduleSummary]:
 
 async def describe_schedules(client: Client) -> list[ScheduleDescription]:
     """Return the descriptions of Sexton's schedules in the namespace. Arguments of the jobs may be encrypted."""
-    handles = [client.get_schedule_handle(schedule_id) for schedule_id in JOB_BY_SCHEDULE]
+    handles = [client.get_schedule_handle(schedule_id) for schedule_id in SCHEDULE_IDS]
     descriptions = await asyncio.gather(*(_describe_schedule(handle) for handle in handles))
     return list(filter(None, descriptions))
 
@@ -190,7 +168,7 @@ def _build_schedule(job: RecurringJob, task_queue: str, state: ScheduleState) ->
             job.request,
             id=job.job.id(),  # for each run, the server appends the time
             task_queue=task_queue,
-            static_summary=job.summary,
+            static_summary=job.job.summary(job.request),
             static_details=job.request.details(),
         ),
         spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=every)]),
@@ -258,3 +236,163 @@ def _summary_from_description(description: ScheduleDescription) -> ScheduleSumma
         last_run=max((run.started_at for run in recent_runs), default=None),
         paused=schedule.state.paused,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledOrEndlessRun:
+    schedule_id: str
+    workflow_id: str
+    expected_type: str
+    max_age: timedelta | None  # None: the job is endless
+    description: DescribeWorkflowExecutionResponse
+
+    @property
+    def run_id(self) -> str:
+        return str(self.description.workflow_execution_info.execution.run_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StuckRun:
+    schedule_id: str
+    workflow_id: str
+    run_id: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.schedule_id}: {self.problem}; `sexton schedule restart {self.schedule_id}` starts it anew"
+
+
+async def find_stuck_runs(client: Client) -> list[StuckRun]:
+    """Return the stuck runs of Sexton's schedules, ordered by schedule. Paused schedules are skipped."""
+    stuck_runs = list[StuckRun]()
+    for schedule in await describe_schedules(client):
+        if schedule.schedule.state.paused:
+            continue
+        async for run in _iterate_scheduled_and_endless_runs(client, schedule):
+            problem = await _find_problem_of_run(client, run)
+            if problem:
+                stuck_runs.append(
+                    StuckRun(
+                        schedule_id=run.schedule_id, workflow_id=run.workflow_id, run_id=run.run_id, problem=problem
+                    )
+                )
+    return stuck_runs
+
+
+async def restart_schedule(client: Client, schedule_id: str) -> list[str]:
+    """End the running jobs of a schedule, and its endless jobs if they are stuck. Then start a run.
+
+    Return the ids of the ended workflows. A paused schedule starts no run. Idempotent.
+
+    Raises:
+        UnknownObject: Sexton has no schedule with this id in the namespace.
+    """
+    schedules = {schedule.id: schedule for schedule in await describe_schedules(client)}
+    if schedule_id not in schedules:
+        ids = ", ".join(sorted(schedules)) or "none: `sexton schedule apply` creates them"
+        raise UnknownObject("schedule", expected=f"one of {ids}", found=schedule_id)
+    ended = list[str]()
+    async for run in _iterate_scheduled_and_endless_runs(client, schedules[schedule_id]):
+        if run.max_age is None and not await _find_problem_of_run(client, run):
+            continue
+        handle = client.get_workflow_handle(run.workflow_id, run_id=run.run_id)
+        try:
+            await handle.terminate(reason=f"sexton schedule restart {schedule_id}")
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:  # not found: the run has ended in the meantime
+                raise
+        else:
+            ended.append(run.workflow_id)
+    if not schedules[schedule_id].schedule.state.paused:
+        # The schedule may not know yet that its run has ended, and would then skip this run.
+        await client.get_schedule_handle(schedule_id).trigger(overlap=ScheduleOverlapPolicy.BUFFER_ONE)
+    return ended
+
+
+async def _iterate_scheduled_and_endless_runs(
+    client: Client, schedule: ScheduleDescription
+) -> AsyncIterator[ScheduledOrEndlessRun]:
+    action = schedule.schedule.action
+    if not isinstance(action, ScheduleActionStartWorkflow):
+        return
+    intervals = [interval.every for interval in schedule.schedule.spec.intervals]
+    max_age = max(_MIN_AGE, _MAX_AGE_INTERVALS * max(intervals, default=timedelta()))
+    scheduled_jobs = [
+        (started.workflow_id, action.workflow, max_age)
+        for execution in schedule.info.running_actions
+        if isinstance(started := execution, ScheduleActionExecutionStartWorkflow)
+    ]
+    jobs = [*scheduled_jobs, *await _list_endless_jobs(client, action.workflow)]
+    descriptions = await asyncio.gather(*(_describe_if_running(client, workflow_id) for workflow_id, *_ in jobs))
+    for (workflow_id, expected_type, job_max_age), description in zip(jobs, descriptions, strict=True):
+        if description is not None:
+            yield ScheduledOrEndlessRun(
+                schedule_id=schedule.id,
+                workflow_id=workflow_id,
+                expected_type=expected_type,
+                max_age=job_max_age,
+                description=description,
+            )
+
+
+async def _list_endless_jobs(client: Client, scheduled_type: str) -> Sequence[tuple[str, str, None]]:
+    if scheduled_type == SWEEP_RECORDS.name:
+        return [(FLUSH_RECORDS.id(), FLUSH_RECORDS.name, None)]
+    if scheduled_type == SWEEP_TRANSACTIONS.name:
+        name = TRANSACTION_COORDINATOR.name
+        running = client.list_workflows(
+            f'WorkflowType = "{name}" AND ExecutionStatus = "Running"', limit=_MAX_COORDINATORS
+        )
+        return [(execution.id, name, None) async for execution in running]
+    return []
+
+
+async def _describe_if_running(client: Client, workflow_id: str) -> DescribeWorkflowExecutionResponse | None:
+    try:
+        description = (await client.get_workflow_handle(workflow_id).describe()).raw_description
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return None
+        raise
+    running = WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING
+    return description if description.workflow_execution_info.status == running else None
+
+
+async def _find_problem_of_run(client: Client, run: ScheduledOrEndlessRun) -> str:
+    info, task = run.description.workflow_execution_info, run.description.pending_workflow_task
+    if info.type.name != run.expected_type:
+        return f"{run.workflow_id} is held by a workflow of another type, {info.type.name!r}"
+    if unreadable := await _find_decryption_problem(client, run):
+        return unreadable
+    if task.attempt >= _MIN_FAILED_TASKS:
+        execution = WorkflowExecution(workflow_id=run.workflow_id, run_id=run.run_id)
+        failure = await find_workflow_task_failure(client, execution)
+        if failure:
+            return f"the workflow task of {run.workflow_id} fails again and again (attempt {task.attempt}): {failure}"
+    for activity in run.description.pending_activities:
+        if activity.attempt >= _MIN_FAILED_ATTEMPTS and activity.HasField("last_failure"):
+            name, failure = activity.activity_type.name, format_innermost_failure(activity.last_failure)
+            attempt = f"attempt {activity.attempt}"
+            return f"activity {name} of {run.workflow_id} fails again and again ({attempt}): {failure}"
+    since = info.start_time.ToDatetime(UTC)
+    if run.max_age is not None and datetime.now(UTC) - since > run.max_age:
+        return f"{run.workflow_id} has not ended since {since:%Y-%m-%dT%H:%M:%SZ}"
+    return ""
+
+
+async def _find_decryption_problem(client: Client, run: ScheduledOrEndlessRun) -> str:
+    request = GetWorkflowExecutionHistoryRequest(
+        namespace=client.namespace, execution=run.description.workflow_execution_info.execution, maximum_page_size=1
+    )
+    try:
+        (first, *_) = (await client.workflow_service.get_workflow_execution_history(request, retry=True)).history.events
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:  # the run has ended and was removed in the meantime
+            return ""
+        raise
+    try:
+        get_codec(client).decrypt(first.workflow_execution_started_event_attributes.input.payloads)
+    except InvalidInput as error:
+        lacking = f"{run.workflow_id} needs a key that this process lacks ({error})"
+        return f"{lacking}. Give it the key; if that is lost, restart"
+    return ""

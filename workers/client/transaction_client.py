@@ -18,25 +18,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from temporalio.common import SearchAttributePair
-
 from logstore.errors import OutcomeUnknown, UnknownObject
 from logstore.ports.catalog.log import AcknowledgeResult, BeginTransactionWrite, EndTransactionWrite, Topic
 from logstore.positions import Position
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState, check_timeout
-from workers.client.job_client import Handle, JobClient
-from workflows import search_attributes
-from workflows.task_queues import transactions_queue
-from workflows.topic_build_types import BuildResult
-from workflows.transactions.job_definitions import (
-    BROADCAST_TRANSACTION,
-    BUILD_TRANSACTION_SNAPSHOTS,
-    TRANSACTION_COORDINATOR,
-    BroadcastProgress,
-    BroadcastTransactionInput,
-    BuildTransactionSnapshotsInput,
-    CoordinatorInput,
-)
 
 if TYPE_CHECKING:
     from logstore.log.entries import NewEntry
@@ -210,33 +195,3 @@ class TransactionClient:
     async def wait_for_sent_wake_ups(self) -> None:
         """Wait until all pending wake-ups of coordinators are sent. Raises the error of a failed wake-up."""
         await asyncio.gather(*self._wake_task_by_coordinator.values())
-
-
-class TransactionJobClient(JobClient):
-    def transactions(self, log: "LogStore") -> TransactionClient:
-        return TransactionClient(log, self._settings.transaction_coordinators, self.wake_coordinator)
-
-    async def wake_coordinator(self, tc_id: int) -> None:
-        """Wake a coordinator to look for work. Starts its workflow if it is not running."""
-        request = CoordinatorInput(tc_id=tc_id, queue=transactions_queue(self._settings.task_queue))
-        summary = f"transactions of coordinator {tc_id}"
-        await self.start(TRANSACTION_COORDINATOR, request, tc_id, summary=summary, signal="wake")
-
-    async def broadcast_transaction(self, txn: TransactionId) -> Handle[BroadcastProgress]:
-        """Send the decision of one transaction to its participants. Joins a running broadcast of the transaction."""
-        request = BroadcastTransactionInput(txn=str(txn), queue=transactions_queue(self._settings.task_queue))
-        return await self.start(
-            BROADCAST_TRANSACTION,
-            request,
-            f"{txn.tc_id}-{txn.sequence}",
-            summary=f"tell the participants of {txn}",
-            attributes=[SearchAttributePair(search_attributes.TRANSACTION, str(txn))],
-            signal="retry",
-        )
-
-    async def build_transaction_snapshots(
-        self, topics: Sequence[Topic] | None, *, master: str = "", reason: str = "", actor: str = ""
-    ) -> Handle[BuildResult]:
-        """Rebuild transaction buffers from the logs of topics, and store them as the topics' transaction snapshots."""
-        request = BuildTransactionSnapshotsInput(actor=actor, reason=reason, master=master)
-        return await self.start_topic_build_job(BUILD_TRANSACTION_SNAPSHOTS, topics, request)

@@ -26,14 +26,8 @@ from temporalio.service import RPCError
 
 from logstore.deletion.intents import RequestRefusal
 from logstore.errors import SextonError
-from workers.client.waiting_task_reasons import explain_waiting_task
-from workflows.delayed.job_definitions import BUILD_DELAYED_INDEX
-from workflows.deletion.job_definitions import DELETE_LEDGERS
-from workflows.offload.job_definitions import OFFLOAD_TOPIC
-from workflows.pulsar.job_definitions import ABORT_TRANSACTIONS, APPLY_PULSAR, PLAN_PULSAR, UNDO_PULSAR
-from workflows.reconciliation.job_definitions import APPLY_ORPHANS, RECONCILE_ORPHANS, SCRUB_LEDGERS
-from workflows.records.job_definitions import DEFRAGMENT_RECORDS, FLUSH_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS
-from workflows.transactions.job_definitions import BUILD_TRANSACTION_SNAPSHOTS
+from workers.client.task_queue_pollers import explain_waiting_task
+from workflows.jobs import JOB_BY_NAME
 
 Say = Callable[[str], None]
 
@@ -55,36 +49,10 @@ _QUERY_TIMEOUT_S: Final = 2.0
 _EMPTY_REASONS: Final = {
     f"{subject}{verb}" for subject in ("", "workflow ") for verb in ("terminated", "cancelled", "canceled")
 }
-_ADVICE_AFTER_STOP_BY_TYPE: Final = {
-    OFFLOAD_TOPIC.name: "what was copied stays copied; ask for the rest again",
-    RECONCILE_ORPHANS.name: "it has changed nothing; plan again",
-    PLAN_PULSAR.name: "it has changed nothing; plan again",
-    BUILD_TRANSACTION_SNAPSHOTS.name: "snapshots that it has switched to stay; ask for the rest again",
-    BUILD_DELAYED_INDEX.name: "buckets that it has switched to stay; ask for the rest again",
-    FLUSH_RECORDS.name: "what it had flushed stays flushed; ask for the rest again",
-    DEFRAGMENT_RECORDS.name: "what it had published stays; ask for the rest again",
-    RAID_TOMBSTONES.name: "tombstones that it had removed are gone; ask for the rest again",
-    REPLICATE_RECORDS.name: "blocks that it had copied stay copied; ask for the rest again",
-    SCRUB_LEDGERS.name: "it has changed nothing; scrub the same topics again, and it goes on where it was",
-    APPLY_ORPHANS.name: "what it had filed goes on by itself; apply the same plan again for the rest",
-    ABORT_TRANSACTIONS.name: "transactions whose abort is decided end by themselves; abort the rest again",
-    UNDO_PULSAR.name: "what it had put back stays; undo again for the rest",
-    APPLY_PULSAR.name: "what it had deleted stays deleted; apply the same plan again for the rest, or undo it",
-}
-_TYPES_WITH_REASON: Final = {
-    DELETE_LEDGERS.name,
-    APPLY_ORPHANS.name,
-    APPLY_PULSAR.name,
-    SCRUB_LEDGERS.name,
-    PLAN_PULSAR.name,
-}
-"""Types whose progress says why they wait for a person, or for a time."""
-
 _STARTS_SPARK: Final = ", a worker's first one starts Spark"
 _NOTE_BY_ACTIVITY: Final = dict.fromkeys(
     ("reconciliation.run_bulk", "reconciliation.cut_scrub", "pulsar.run_bulk"), _STARTS_SPARK
 )
-_SWEEP_ADVICE: Final = "what it had detached stays listed, and the next sweep takes it up (`sexton deletion sweep`)"
 
 
 class JobStopped(SextonError):
@@ -156,8 +124,7 @@ def _explain_termination(workflow_id: str, error: WorkflowFailureError) -> str |
     verb = "terminated" if isinstance(cause, TerminatedError) else "cancelled"
     reason = f" ({cause.message})" if cause.message and cause.message.lower() not in _EMPTY_REASONS else ""
     parent = "" if stopped_id == workflow_id else f", for which {workflow_id} waited,"
-    advice = _ADVICE_AFTER_STOP_BY_TYPE.get(workflow_id.partition("/")[0], _SWEEP_ADVICE)
-    return f"{stopped_id}{parent} was {verb}{reason}; {advice}"
+    return f"{stopped_id}{parent} was {verb}{reason}; {JOB_BY_NAME[workflow_id.partition('/')[0]].advice_after_stop}"
 
 
 async def _report_start_and_standstill(
@@ -214,7 +181,8 @@ async def _find_standstill_reason(client: Client, job: _JobSnapshot) -> str | No
         return await _explain_workflow_task(client, job)
     for activity in job.description.pending_activities:
         return await _explain_activity(client, job, activity)
-    progress = await _query_progress(client, job.id) if job.workflow_type in _TYPES_WITH_REASON else {}
+    definition = JOB_BY_NAME.get(job.workflow_type)
+    progress = await _query_progress(client, job.id) if definition and definition.explains_waits else {}
     if progress.get("paused"):
         return f"{job.id} is paused; `sexton deletion resume {job.id}` lets it go on"
     step = str(progress.get("step", ""))

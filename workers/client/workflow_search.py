@@ -16,8 +16,8 @@ from temporalio.client import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from logstore.errors import PreconditionFailed, UnknownObject
-from workers.client.schedules import JOB_BY_SCHEDULE
 from workflows import search_attributes
+from workflows.jobs import SCHEDULED_JOBS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ async def query_workflows(
             quoted = value.replace("\\", "\\\\").replace('"', '\\"')
             conditions.append(f'{field} = "{quoted}"')
     if not finished_recurring:
-        recurring_types = ", ".join(f'"{job.name}"' for job in JOB_BY_SCHEDULE.values())
+        recurring_types = ", ".join(f'"{job.name}"' for job in SCHEDULED_JOBS)
         conditions.append(
             f'(ExecutionStatus != "Completed" OR WorkflowType NOT IN ({recurring_types})'
             " OR (TemporalScheduledById IS NULL AND ParentWorkflowId IS NULL))"

@@ -34,7 +34,7 @@ from infra.telemetry.span_reader import ATTEMPT_ATTRIBUTE, ERROR_TYPE_ATTRIBUTE
 from logstore.errors import InvalidInput, NotOwner, ProgramMissing, SextonError, TerminalError
 from logstore.subjects import HasSubject, Subject
 from logstore.trace_id import current_trace_id
-from workers.client.temporal_faults import FIELD, TRACE_ID, find_detail
+from workers.client.temporal_connection import FIELD, TRACE_ID, find_detail
 
 FINAL_ERRORS: Final = (TerminalError, ProgramMissing)
 """Error types after which a retry would fail, too."""

@@ -20,7 +20,7 @@ from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
 from logstore.errors import InvalidInput
-from workers.client.payload_encryption import make_data_converter
+from workers.client.data_converter import make_data_converter
 from workers.hosting.error_and_subject_interceptors import WorkflowErrorAndSubjectInterceptor
 from workers.hosting.temporal_workers import UNREADABLE_INPUT_ERRORS, WORKFLOWS
 from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, InputCheckingDebugRunner, InputCheckingRunner

@@ -32,7 +32,7 @@ from temporalio.api.common.v1 import Payloads
 
 from infra.telemetry.metrics_endpoint import format_host_port, resolve_ip_address_and_port
 from logstore.errors import InvalidInput
-from workers.client.payload_encryption import EncryptingCodec
+from workers.client.data_converter import EncryptingCodec
 from workers.hosting.readiness import Readiness
 from workers.settings import OFF, Settings
 

@@ -24,8 +24,8 @@ from logstore.catalog.sql_catalog import Catalog
 from logstore.errors import ServiceFailed, SextonError
 from logstore.identity.bucket_markers import MARKER_KEY
 from workers.assembly.checked_buckets import open_primary_bucket
-from workers.client.stuck_scheduled_runs import StuckRun
-from workers.client.temporal_faults import explain_server_fault
+from workers.client.schedules import StuckRun
+from workers.client.temporal_connection import explain_server_fault
 from workers.settings import Settings
 
 FRESH_S: Final = 30.0

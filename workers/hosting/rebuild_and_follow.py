@@ -367,8 +367,7 @@ async def _run_rebuild_with_pinned_manifest(
         activities.unpin_and_remove_output,
     ]
     async with run_job_worker(client, queue, RebuildCatalog, steps, threads=_REBUILD_THREADS, settings=settings):
-        summary = f"rebuild the catalog from manifest {RebuildId.parse(rebuild).manifest}"
-        handle = await start_job(client, REBUILD_CATALOG, request, rebuild, queue=queue, summary=summary)
+        handle = await start_job(client, REBUILD_CATALOG, request, queue=queue)
         watch = asyncio.create_task(_report_rebuild_progress(handle, on_progress))
         try:
             result: RebuildCatalogResult = await wait_for_result(client, handle, say)
@@ -545,18 +544,7 @@ async def _run_follow_jobs(
         while True:
             watch_s = _WATCH_S if watch and not seed else 0.0
             request = FollowRecordsInput(replica=parts.replica, seed=seed, watch_s=watch_s)
-            # Each mode has a workflow id of its own, so that this command joins only a run of the same mode.
-            key = (parts.replica, *(["seed"] if seed else ["watch"] if watch_s else []))
-            summary = f"apply the record log to replica {parts.replica}"
-            handle = await start_job(
-                client,
-                FOLLOW_RECORDS,
-                request,
-                *key,
-                queue=queue,
-                summary=summary,
-                execution_timeout=_EXECUTION_TIMEOUT,
-            )
+            handle = await start_job(client, FOLLOW_RECORDS, request, queue=queue, execution_timeout=_EXECUTION_TIMEOUT)
             result: FollowRecordsResult = await wait_for_result(client, handle, say)
             total, seed = total.plus(result.done), False
             on_progress(total)

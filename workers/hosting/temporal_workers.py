@@ -14,7 +14,7 @@ from temporalio.worker import Worker, WorkerDeploymentConfig
 from activities.owner_routing import owner_task_queue
 from workers.assembly.activities import WorkerActivities
 from workers.build_identity import own_build
-from workers.client.payload_encryption import get_codec
+from workers.client.data_converter import get_codec
 from workers.hosting.error_and_subject_interceptors import (
     ActivityErrorAndSubjectInterceptor,
     RunningActivityCounter,

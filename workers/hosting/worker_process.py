@@ -18,7 +18,7 @@ from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.records.metrics import HISTOGRAM_BOUNDS_S as RECORDS_BUCKETS
+from activities.records.record_upkeep import HISTOGRAM_BOUNDS_S as RECORDS_BUCKETS
 from activities.transactions.coordinate_transactions import HISTOGRAM_BOUNDS_S
 from infra.stack.stack_home import StackHome, keep_worker_record
 from infra.telemetry.log_stream import configure_log_stream
@@ -36,9 +36,8 @@ from workers.assembly.log_store import ImportedRecordFunctions, LogStore
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.catalog_match import mark_namespace_as_own, mark_or_refuse_primary_and_tiered
 from workers.client import workflow_search
-from workers.client.payload_encryption import get_codec
-from workers.client.schedules import require_readable_schedules
-from workers.client.stuck_scheduled_runs import find_stuck_runs
+from workers.client.data_converter import get_codec
+from workers.client.schedules import find_stuck_runs, require_readable_schedules
 from workers.client.temporal_connection import connect_client
 from workers.hosting.bundle_ownership import OwnershipTelemetry, WorkerOwnership, create_zookeeper_or_single_ownership
 from workers.hosting.error_and_subject_interceptors import RunningActivityCounter

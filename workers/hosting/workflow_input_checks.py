@@ -40,10 +40,10 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from logstore.errors import InvalidInput
 from logstore.field_bounds import OutsideInput
-from workers.client.payload_encryption import require_decrypted
-from workers.client.temporal_faults import FIELD
+from workers.client.data_converter import require_decrypted
+from workers.client.temporal_connection import FIELD
 from workers.validation_refusals import get_type_adapter, refusal_from_validation_error
-from workflows.records.job_definitions import FOLLOW_RECORDS, REBUILD_CATALOG
+from workflows.jobs import JOB_BY_NAME
 
 _JSON: Final = "json/plain"
 _REFUSED: Final = "input-refused"
@@ -53,29 +53,10 @@ _CHECKED_JOBS: Final = {"initialize_workflow", "signal_workflow", "do_update"}
 _SCHEDULED_BY: Final = "TemporalScheduledById"
 """Search attribute that each run of a schedule has."""
 
-_PARENT_ID_PREFIXES: Final = (
-    "trim-topic",
-    "delete-topic",
-    "delete-ledgers",
-    "sweep-deletions",
-    "offload-topic",
-    "apply-orphans",
-    "transaction-coordinator",
-    "sweep-transactions",
-    "seal-buckets",
-    "sweep-records",
-    "flush-records",
-    "defragment-records",
-    "raid-tombstones",
-    "replicate-records",
-    "end-records",
-)
+_PARENT_ID_PREFIXES: Final = tuple(job.name for job in JOB_BY_NAME.values() if job.starts_jobs)
 """Prefixes of workflow ids of jobs that start child workflows. A child knows its parent only by id."""
 
-COMMAND_BY_WORKFLOW: Final[Mapping[str, str]] = {
-    REBUILD_CATALOG.name: "sexton records rebuild",
-    FOLLOW_RECORDS.name: "sexton records follow",
-}
+COMMAND_BY_WORKFLOW: Final[Mapping[str, str]] = {job.name: job.command for job in JOB_BY_NAME.values() if job.command}
 """Commands that serve a workflow type themselves. No other worker has the activities of these workflows."""
 
 _log = logging.getLogger(__name__)

@@ -28,11 +28,9 @@ from logstore.ports.catalog.identity import CatalogIdentity
 from workers.assembly.checked_buckets import make_checked_bucket_opener_by_name, open_primary_bucket
 from workers.catalog_match import compare_namespace_mark, list_configured_buckets, refuse_outdated_catalog
 from workers.client import workflow_search
-from workers.client.schedules import list_schedules
-from workers.client.stuck_scheduled_runs import StuckRun, find_stuck_runs
+from workers.client.schedules import StuckRun, find_stuck_runs, list_schedules
 from workers.client.task_queue_pollers import list_live_pollers
-from workers.client.temporal_connection import run_with_client
-from workers.client.temporal_faults import explain_server_fault
+from workers.client.temporal_connection import explain_server_fault, run_with_client
 from workers.client.wait_for_job import format_innermost_failure
 from workers.hosting.gauges import check_client_certificate_expiry, find_client_certificate_files
 from workers.hosting.readiness import SCHEDULES

@@ -1,36 +1,33 @@
 """Contract of each workflow for programs in any language, read from the code and its comments."""
 
 import inspect
+import pkgutil
 import re
 import sys
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
+from importlib import import_module
 from types import ModuleType, UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
+from temporalio import activity
 from temporalio.workflow import _Definition
 
-from activities.deletion.phase_two_steps import delete_ledger_workflow_id
+import activities
 from logstore import errors
-from logstore.deletion.intents import IntentKey, RequestRefusal
+from logstore.deletion.intents import RequestRefusal
 from logstore.field_bounds import Bound, FromOutside
 from workers.hosting.error_and_subject_interceptors import FINAL_ERRORS
 from workers.hosting.temporal_workers import WORKFLOWS
-from workers.reference import reachable_errors
-from workflows.delayed import job_definitions as delayed
-from workflows.deletion import job_definitions as deletion
-from workflows.job_definition import JobDefinition
-from workflows.offload import job_definitions as offload
-from workflows.pulsar import job_definitions as pulsar
-from workflows.reconciliation import job_definitions as reconciliation
-from workflows.records import job_definitions as records
-from workflows.transactions import job_definitions as transactions
+from workflows.jobs import JOB_BY_NAME
 
 QUEUE: Final = "sexton"
 """Default of the setting `task_queue`."""
 
 _FIELD_WITH_COMMENT: Final = re.compile(r"^    (\w+): .*?  # (.+)$")
 _COMMENT_LINE: Final = re.compile(r"^    # (.+)$")
+_ERROR_NAME: Final = re.compile(r"\b[A-Z]\w+")
+_PARAGRAPH_END: Final = re.compile(r"\n\n|\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,61 +91,47 @@ def _list_bounds(annotation: Any) -> list[str]:  # noqa: ANN401 - an annotation
     return outside_bounds or [rule.expected for rule in rules if isinstance(rule, Bound)]
 
 
-def list_jobs_by_name() -> dict[str, JobDefinition[Any, Any]]:
-    modules = (deletion, delayed, offload, pulsar, reconciliation, records, transactions)
-    return {job.name: job for module in modules for job in vars(module).values() if isinstance(job, JobDefinition)}
+@cache
+def read_errors_of_activities() -> dict[str, frozenset[str]]:
+    """Return the errors that the docstring of each activity lists after `Raises:`, by the activity's name."""
+    names = [module.name for module in pkgutil.walk_packages(activities.__path__, f"{activities.__name__}.")]
+    classes = [kind for name in names for kind in vars(import_module(name)).values() if isinstance(kind, type)]
+    return {
+        str(definition.name): _parse_raises(inspect.getdoc(method) or "")
+        for kind in classes
+        for method in vars(kind).values()
+        if callable(method) and (definition := activity._Definition.from_callable(method))  # noqa: SLF001 - the SDK has no public way
+    }
+
+
+def is_final_error(name: str) -> bool:
+    """Return whether an error ends an activity at once."""
+    return issubclass(getattr(errors, name), FINAL_ERRORS)
+
+
+def _parse_raises(docstring: str) -> frozenset[str]:
+    section = _PARAGRAPH_END.split(docstring.partition("Raises:")[2])[0]
+    return frozenset(name for name in _ERROR_NAME.findall(section) if isinstance(getattr(errors, name, None), type))
 
 
 def _build_contract(workflow: type) -> WorkflowContract:
     definition, module = _Definition.must_from_class(workflow), sys.modules[workflow.__module__]
-    code = reachable_errors.collect_reachable_code(workflow)
-    raised, guard_refusals = (
-        reachable_errors.find_documented_activity_errors(code),
-        reachable_errors.find_guard_refusals(code),
-    )
-    takes, gives = (definition.arg_types or [type(None)])[0], definition.ret_type or type(None)
-    has_refusal = RequestRefusal in get_args(get_type_hints(gives).get("refused"))
-    refused = (guard_refusals & raised or guard_refusals) if has_refusal else set()
-    fails = getattr(module, "FAILURES", _list_errors_that_end_run(workflow, refused))
-    awaited_fails = [name for child in getattr(module, "AWAITED", ()) for name in _build_contract(child).fails]
+    job = JOB_BY_NAME[str(definition.name)]
+    raised = {error for name in job.activities for error in read_errors_of_activities()[name]}
+    has_refusal = RequestRefusal in get_args(get_type_hints(job.result).get("refused"))
+    refused = (raised & {*job.guards} or job.guards) if has_refusal else ()
     return WorkflowContract(
-        name=str(definition.name),
-        ids=_list_workflow_id_forms(str(definition.name)),
+        name=job.name,
+        ids=tuple(job.id(key) for key in job.keys),
         about=_summarize_module_docstring(module),
-        takes=takes,
-        gives=gives,
-        fails=tuple(sorted({*fails, *awaited_fails, errors.InvalidInput.__name__})),
-        retried=tuple(
-            sorted(name for name in raised if not issubclass(reachable_errors.get_error_class(name), FINAL_ERRORS))
-        ),
+        takes=job.request,
+        gives=job.result,
+        fails=tuple(sorted({*job.failures, errors.InvalidInput.__name__})),
+        retried=tuple(sorted(name for name in raised if not is_final_error(name))),
         refused=tuple(sorted(refused)),
         signals=_list_contract_calls(definition.signals),
         queries=_list_contract_calls(definition.queries),
         updates=_list_contract_calls(definition.updates),
-    )
-
-
-def _list_errors_that_end_run(workflow: type, refused: set[str]) -> set[str]:
-    all_code, unguarded_code = (
-        reachable_errors.collect_run_ending_code(workflow, includes_guarded=includes_guarded)
-        for includes_guarded in (True, False)
-    )
-    raised = (
-        reachable_errors.find_documented_activity_errors(all_code) - refused
-    ) | reachable_errors.find_documented_activity_errors(unguarded_code, only_called=True)
-    final = {name for name in raised if issubclass(reachable_errors.get_error_class(name), FINAL_ERRORS)}
-    return final | reachable_errors.find_raised_failure_types(all_code)
-
-
-def _list_workflow_id_forms(name: str) -> tuple[str, ...]:
-    job = list_jobs_by_name().get(name)
-    if job:
-        return tuple(job.id(key) if key else job.id() for key in job.keys)
-    if name != "delete-ledger":
-        raise LookupError(f"workflow {name}: expected a job with an id, in one of the rooms that are read, found none")
-    parts: dict[str, Any] = {part: f"{{{part}}}" for part in ("ledger_id", "copy", "generation", "openings")}
-    return delete_ledger_workflow_id(IntentKey(**parts | {"openings": 0})), delete_ledger_workflow_id(
-        IntentKey(**parts)
     )
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Final
 
-from logstore.delayed.index_buckets import IndexBucketToMerge
+from logstore.delayed.index_buckets import IndexBucketToMerge, SealCounts
 from logstore.field_bounds import (
     POSITIVE,
     Actor,
@@ -18,8 +18,9 @@ from logstore.field_bounds import (
     Reason,
 )
 from logstore.subjects import HasOutcome, HasTopic
-from workflows.job_definition import JobDefinition
-from workflows.topic_build_types import BuildResult, BuildTopicsInput
+from workflows.job_definition import JobDefinition, JobSchedule
+from workflows.task_queues import bulk_queue
+from workflows.topic_build_types import BUILD_GUARDS, BuildResult, BuildTopicsInput
 
 HELD_RETRY_PAUSE: Final = timedelta(seconds=5)
 """Pause between attempts while another job has claimed the topic's list of index buckets."""
@@ -29,17 +30,9 @@ MAX_HELD_RETRIES: Final = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealBucketsResult:
+class SealBucketsResult(SealCounts):
     """Numbers of topics, index buckets and messages."""
 
-    topics: int = 0  # checked
-    buckets: int = 0  # new index buckets
-    messages: int = 0  # in new index buckets
-    dropped: int = 0  # removed index buckets, whose messages need no index any more
-    held: int = 0  # topics whose list of index buckets another job had claimed
-    overtaken: int = 0  # topics whose list of index buckets changed meanwhile; a later run seals them
-    failed: int = 0  # skipped topics; the next run finds them again
-    troubles: list[str] = field(default_factory=list)  # a sample of errors
     merging: int = 0  # topics over their limit of index buckets; their `merge-buckets` was started or runs already
 
 
@@ -113,6 +106,42 @@ class BuildDelayedIndexInput(BuildTopicsInput):
     runs = "indexes"
 
 
-SEAL_BUCKETS = JobDefinition("seal-buckets", SealBucketsInput, SealBucketsResult, keys=("", "{topic_id}"))
-MERGE_BUCKETS = JobDefinition("merge-buckets", MergeBucketsInput, MergeBucketsResult, keys=("{topic_id}",))
-BUILD_DELAYED_INDEX = JobDefinition("build-delayed-index", BuildDelayedIndexInput, BuildResult, keys=("{run_id}",))
+SEAL_BUCKETS: Final = JobDefinition(
+    "seal-buckets",
+    SealBucketsInput,
+    SealBucketsResult,
+    summary=lambda request: f"seal delayed messages of {request.topic or 'all topics'}",
+    keys=("", "{topic_id}"),
+    choose_key=lambda request: "" if request.topic_id is None else str(request.topic_id),
+    schedule=JobSchedule(id="sexton-delayed", interval="delayed_interval"),
+    starts_jobs=True,
+    advice_after_stop="buckets that it has sealed stay; seal again for the rest",
+    activities=("delayed.due_topics", "delayed.seal_topics", "delayed.seal_topic"),
+    failures=("CorruptData", "MissingData", "PreconditionFailed", "UnknownObject"),
+)
+MERGE_BUCKETS: Final = JobDefinition(
+    "merge-buckets",
+    MergeBucketsInput,
+    MergeBucketsResult,
+    summary=lambda request: f"merge buckets of {request.topic}",
+    keys=("{topic_id}",),
+    advice_after_stop="buckets that it has merged stay merged; merge again for the rest",
+    activities=("delayed.choose_pair", "delayed.merge_pair", "delayed.let_go"),
+)
+BUILD_DELAYED_INDEX: Final = JobDefinition(
+    "build-delayed-index",
+    BuildDelayedIndexInput,
+    BuildResult,
+    summary=BuildTopicsInput.summarize,
+    keys=("{run_id}",),
+    queue=bulk_queue,
+    advice_after_stop="buckets that it has switched to stay; ask for the rest again",
+    activities=(
+        "delayed.begin_build",
+        "delayed.build_indexes",
+        "delayed.switch_indexes",
+        "delayed.conclude_build",
+    ),
+    guards=BUILD_GUARDS,
+    failures=("CorruptData", "UnknownObject"),
+)

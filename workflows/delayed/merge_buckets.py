@@ -21,15 +21,15 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy, VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.delayed.inputs_and_results import (
+    from activities.delayed.seal_and_merge_buckets import (
         ChoiceReason,
         ChoosePairInput,
-        MergedPair,
+        IndexBucketActivities,
         MergePairInput,
         PairChoice,
         ReleaseListInput,
     )
-    from activities.delayed.seal_and_merge_buckets import IndexBucketActivities
+    from logstore.delayed.services.bucket_merger import MergedPair
     from workflows import activity_options, search_attributes
     from workflows.delayed.job_definitions import (
         HELD_RETRY_PAUSE,

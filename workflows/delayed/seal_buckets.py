@@ -13,25 +13,22 @@ Source: PIP-195.
 """
 
 import asyncio
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, TypedSearchAttributes, VersioningBehavior
-from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.common import RetryPolicy, VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.delayed.inputs_and_results import (
+    from activities.delayed.seal_and_merge_buckets import (
+        IndexBucketActivities,
         IndexWorkTopicPages,
-        IndexWorkTopicsInput,
         SealTopicInput,
         SealTopicsInput,
         SealTopicsResult,
-        TopicOverBucketLimit,
     )
-    from activities.delayed.seal_and_merge_buckets import IndexBucketActivities
-    from workflows import activity_options, search_attributes
+    from activities.deletion.trim_by_retention import NextTopicPagesInput
+    from workflows import activity_options, child_jobs, search_attributes
     from workflows.delayed.job_definitions import (
         HELD_RETRY_PAUSE,
         MAX_HELD_RETRIES,
@@ -88,7 +85,7 @@ class SealBuckets:
                 workflow.continue_as_new(replace(self._request, after=after, carried=self._result))
 
     async def _find_due_topics(self, after: int) -> IndexWorkTopicPages:
-        request = IndexWorkTopicsInput(after=after, topics=self._request.page, limit=_MAX_CONCURRENT_PAGES)
+        request = NextTopicPagesInput(after=after, topics=self._request.page, limit=_MAX_CONCURRENT_PAGES)
         return await workflow.execute_activity_method(
             IndexBucketActivities.list_topics_with_index_work, request, **activity_options.CATALOG
         )
@@ -111,35 +108,15 @@ class SealBuckets:
 
     async def _add_counts_and_start_merges(self, sealed: SealTopicsResult) -> None:
         before = self._result
-        self._result = SealBucketsResult(
-            topics=before.topics + sealed.topics,
-            buckets=before.buckets + sealed.buckets,
-            messages=before.messages + sealed.messages,
-            dropped=before.dropped + sealed.dropped,
-            held=before.held + sealed.held,
-            overtaken=before.overtaken + sealed.overtaken,
-            failed=before.failed + sealed.failed,
-            troubles=[*before.troubles, *sealed.troubles][:_MAX_TROUBLES],
-            merging=before.merging + len(sealed.over_limit),
-        )
+        merging = before.merging + len(sealed.over_limit)
+        self._result = replace(before.plus(sealed, max_troubles=_MAX_TROUBLES), merging=merging)
         workflow.set_current_details(format_seals(self._result))
         for topic in sealed.over_limit:
-            await self._start_merge_job(topic)
-
-    async def _start_merge_job(self, topic: TopicOverBucketLimit) -> None:
-        request = MergeBucketsInput(
-            topic_id=topic.topic_id, topic=topic.topic, actor=self._request.actor, reason=self._request.reason
-        )
-        with suppress(WorkflowAlreadyStartedError):  # a running merge reads the list again before it ends
-            await workflow.start_child_workflow(
-                MERGE_BUCKETS.name,
-                request,
-                id=MERGE_BUCKETS.id(topic.topic_id),
-                parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-                search_attributes=TypedSearchAttributes(search_attributes.list_attributes_of_request(request)),
-                static_summary=f"merge buckets of {topic.topic}",
-                static_details=request.details(),
+            request = MergeBucketsInput(
+                topic_id=topic.topic_id, topic=topic.topic, actor=self._request.actor, reason=self._request.reason
             )
+            # A running merge reads the list again before it ends.
+            await child_jobs.start_unless_running(MERGE_BUCKETS, request)
 
 
 def format_seals(result: SealBucketsResult) -> str:

@@ -14,7 +14,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflow
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.inputs_and_results import ChunkResult, DetachResult
     from logstore.deletion.intents import BatchCertificate, Outcome
-    from logstore.errors import LedgerStillNeeded, PreconditionFailed, UnknownObject
+    from logstore.errors import PreconditionFailed
     from workflows import guard_refusal_results, search_attributes
     from workflows.deletion.job_definitions import (
         DELETE_LEDGERS,
@@ -30,9 +30,6 @@ with workflow.unsafe.imports_passed_through():
     )
 
 T = TypeVar("T", TrimTopicResult, SweepDeletionsResult)
-
-GUARDS = frozenset({LedgerStillNeeded.__name__, UnknownObject.__name__})
-"""Error types of guards, which refuse phase one. After a refusal nothing has changed, and the batch ends."""
 
 
 def add_counts(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
@@ -84,7 +81,7 @@ def refusal_batch_certificate(
 
     For a compound operation, `PreconditionFailed` is a refusal too.
     """
-    types = {*GUARDS, PreconditionFailed.__name__} if compound else GUARDS
+    types = {*DELETE_LEDGERS.guards, PreconditionFailed.__name__} if compound else DELETE_LEDGERS.guards
     refusal = guard_refusal_results.refusal_from_error(error, types)
     return (
         BatchCertificate(batch_id=batch_id, outcomes={}, objects=0, size_bytes=0, refused=refusal) if refusal else None
@@ -146,7 +143,7 @@ async def start_batch(
     return await workflow.start_child_workflow(
         DELETE_LEDGERS.name,
         request,
-        id=DELETE_LEDGERS.id(request.batch_id),
+        id=DELETE_LEDGERS.id_of_request(request),
         result_type=BatchCertificate,
         parent_close_policy=workflow.ParentClosePolicy.ABANDON,
         cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,

@@ -27,22 +27,21 @@ from temporalio.common import (
 from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlreadyStartedError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion.inputs_and_results import DeadLetterInput, DeleteIntentInput, DeleteIntentResult
+    from activities.deletion.inputs_and_results import DeadLetterInput, DeleteIntentInput
     from activities.deletion.ledger_deletion import LedgerDeletionActivities
-    from activities.deletion.phase_two_steps import delete_ledger_workflow_id
-    from logstore.deletion.intents import Outcome
+    from logstore.deletion.intents import DeleteIntentResult, Outcome
     from workflows import activity_options, search_attributes
-    from workflows.deletion.job_definitions import DeleteLedgerInput, DeleteLedgerProgress
+    from workflows.deletion.job_definitions import (
+        DELETE_LEDGER,
+        FAILED_OUTCOMES,
+        DeleteLedgerInput,
+        DeleteLedgerProgress,
+    )
     from workflows.owner_routing import OWNERSHIP_FAILURES, OwnerRouter
 
 _STUCK = "NoProgress"  # type of the error that allows no further attempt
 _CLAIM_HELD = "ClaimHeld"  # type of the error for a row that another workflow has claimed
 _NOT_THE_ROWS_FAULT = OWNERSHIP_FAILURES | {_CLAIM_HELD, "InvalidInput"}  # the row does not become a dead letter
-_FAILED_OUTCOMES = frozenset(
-    outcome for outcome in Outcome if not outcome.is_success and outcome is not Outcome.RETRYING
-)
-FAILURES = frozenset({*_FAILED_OUTCOMES, _STUCK, *_NOT_THE_ROWS_FAULT} - {_CLAIM_HELD, "NotOwner"})
-"""Error types of a failed run: outcomes, `NoProgress`, and errors that are not the row's fault."""
 
 
 def _delete_options(request: DeleteLedgerInput) -> workflow.ActivityConfig:
@@ -79,7 +78,7 @@ class DeleteLedger:
         self._progress = DeleteLedgerProgress(step="ended", outcome=result.outcome)
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([result.outcome.value])])
         workflow.set_current_details(f"**{result.outcome.value}** — {result.objects} objects. {result.detail}")
-        if result.outcome in _FAILED_OUTCOMES:
+        if result.outcome in FAILED_OUTCOMES:
             kind = _STUCK if result.stuck else result.outcome.value
             raise ApplicationError(result.detail, type=kind, non_retryable=True)
         return result
@@ -127,10 +126,10 @@ async def start_delete_ledger(request: DeleteLedgerInput, *, batch_id: str) -> N
         child = await workflow.start_child_workflow(
             DeleteLedger.run,
             request,
-            id=delete_ledger_workflow_id(key),
+            id=DELETE_LEDGER.id_of_request(request),
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-            static_summary=f"ledger {key.ledger_id} of {request.topic}",
+            static_summary=DELETE_LEDGER.summary(request),
             static_details=request.details(),
             search_attributes=TypedSearchAttributes(
                 [

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Final
 
-from logstore.deletion.intents import BatchCertificate, HasIntent, IntentKey, Outcome
+from logstore.deletion.intents import BatchCertificate, DeleteIntentResult, HasIntent, IntentKey, Outcome
 from logstore.field_bounds import (
     DELETION_ATTEMPTS,
     DELETION_PARALLELISM,
@@ -35,7 +35,7 @@ from logstore.field_bounds import (
 from logstore.log.ledgers import CopyKind
 from logstore.subjects import HasBatch, HasOutcomes, HasSubject, HasTopic, Subject
 from logstore.validated_names import check_producer_or_actor_name
-from workflows.job_definition import JobDefinition
+from workflows.job_definition import JobDefinition, JobSchedule
 
 MAX_OBJECTS_PER_S = 1_000_000
 """Highest rate of a batch, inclusive. No store is nearly as fast, so a higher number is a typing error."""
@@ -293,8 +293,96 @@ class TrimTopicsInput(HasBatch):
         return "Deletes what retention lets go, of all topics; `sexton deletion inflight` shows how much is left."
 
 
-TRIM_TOPIC = JobDefinition("trim-topic", TrimTopicInput, TrimTopicResult, keys=("{topic_id}",))
-TRIM_TOPICS = JobDefinition("trim-topics", TrimTopicsInput, TrimTopicsResult)
-DELETE_TOPIC = JobDefinition("delete-topic", DeleteTopicInput, DeleteTopicResult, keys=("{topic_id}",))
-DELETE_LEDGERS = JobDefinition("delete-ledgers", DeleteLedgersInput, BatchCertificate, keys=("{batch_id}",))
-SWEEP_DELETIONS = JobDefinition("sweep-deletions", SweepDeletionsInput, SweepDeletionsResult)
+FAILED_OUTCOMES: Final = tuple(
+    outcome.value for outcome in Outcome if not outcome.is_success and outcome is not Outcome.RETRYING
+)
+"""Outcomes with which `delete-ledger` fails."""
+
+_ADVICE_AFTER_STOP: Final = (
+    "what it had detached stays listed, and the next sweep takes it up (`sexton deletion sweep`)"
+)
+
+
+def _summarize_batch(request: DeleteLedgersInput) -> str:
+    if request.detach:
+        return f"delete {len(request.detach.ledger_ids)} ledgers of {request.topic}"
+    return f"{request.carried.intents} copies of {request.topic or 'several topics'}"
+
+
+SWEEP_DELETIONS: Final = JobDefinition(
+    "sweep-deletions",
+    SweepDeletionsInput,
+    SweepDeletionsResult,
+    summary=lambda _: "sweep deletions that nobody works on",
+    schedule=JobSchedule(id="sexton-sweep", interval="sweep_interval"),
+    starts_jobs=True,
+    advice_after_stop=_ADVICE_AFTER_STOP,
+    activities=("deletion.adopt", "deletion.forget"),
+)
+TRIM_TOPICS: Final = JobDefinition(
+    "trim-topics",
+    TrimTopicsInput,
+    TrimTopicsResult,
+    summary=lambda _: "trim all topics",
+    schedule=JobSchedule(id="sexton-trim", interval="trim_interval"),
+    starts_jobs=True,
+    advice_after_stop=_ADVICE_AFTER_STOP,
+    activities=("trimming.next_pages", "trimming.trim_page", "trimming.count_batch"),
+)
+DELETE_LEDGER: Final = JobDefinition(
+    "delete-ledger",
+    DeleteLedgerInput,
+    DeleteIntentResult,
+    summary=lambda request: f"ledger {request.key.ledger_id} of {request.topic}",
+    keys=("{ledger_id}/{copy}/{generation}", "{ledger_id}/{copy}/{generation}/{openings}"),
+    choose_key=lambda request: request.key.path,
+    advice_after_stop=_ADVICE_AFTER_STOP,
+    activities=("deletion.delete_one", "deletion.dead_letter"),
+    failures=("LookupRefused", "NoProgress", *FAILED_OUTCOMES),
+    handled_errors=("ClaimHeld", "NotOwner", "UnknownObject"),
+)
+DELETE_LEDGERS: Final = JobDefinition(
+    "delete-ledgers",
+    DeleteLedgersInput,
+    BatchCertificate,
+    summary=_summarize_batch,
+    keys=("{batch_id}",),
+    starts_jobs=True,
+    advice_after_stop=_ADVICE_AFTER_STOP,
+    explains_waits=True,
+    activities=(
+        "deletion.detach",
+        "deletion.next_ranges",
+        "deletion.hold_batch",
+        "deletion.pause_batch",
+        "deletion.delete_chunk",
+        "deletion.hand_over_chunk",
+        "deletion.certify",
+    ),
+    guards=("LedgerStillNeeded", "UnknownObject"),
+    failures=("ClaimHeld", "LookupRefused", "PreconditionFailed", "StaleCatalog", "Unsupported"),
+    handled_errors=("NotOwner",),
+)
+TRIM_TOPIC: Final = JobDefinition(
+    "trim-topic",
+    TrimTopicInput,
+    TrimTopicResult,
+    summary=lambda request: f"trim {request.topic}",
+    keys=("{topic_id}",),
+    starts_jobs=True,
+    advice_after_stop=_ADVICE_AFTER_STOP,
+    activities=("retention.roll_idle", "deletion.detach"),
+    failures=("LedgerStillNeeded", "UnknownObject", *DELETE_LEDGERS.failures),
+    handled_errors=("NotOwner",),
+)
+DELETE_TOPIC: Final = JobDefinition(
+    "delete-topic",
+    DeleteTopicInput,
+    DeleteTopicResult,
+    summary=lambda request: f"delete {request.topic}",
+    keys=("{topic_id}",),
+    starts_jobs=True,
+    advice_after_stop=_ADVICE_AFTER_STOP,
+    activities=("topic.set_deleting", "topic.detach_all", "topic.remove"),
+    failures=("PreconditionFailed", "StaleCatalog", "UnknownObject", "Unsupported"),
+)

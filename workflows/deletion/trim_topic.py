@@ -26,16 +26,12 @@ with workflow.unsafe.imports_passed_through():
     from logstore.deletion.intents import BatchCertificate
     from workflows import activity_options, search_attributes
     from workflows.deletion import batches
-    from workflows.deletion.delete_ledgers import DeleteLedgers
     from workflows.deletion.job_definitions import (
         DELETE_LEDGERS,
         TrimTopicInput,
         TrimTopicResult,
     )
     from workflows.owner_routing import OwnerRouter
-
-AWAITED = (DeleteLedgers,)
-"""Workflows whose failure ends `trim-topic`. Without this rule, each pass could take over the same intents again."""
 
 _ROLL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # one small object and three small transactions

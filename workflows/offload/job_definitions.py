@@ -132,5 +132,26 @@ class OffloadTopicInput(HasTopic):
         )
 
 
-OFFLOAD_TOPIC = JobDefinition("offload-topic", OffloadTopicInput, OffloadTopicResult, keys=("{topic_id}",))
-OFFLOAD_LEDGER = JobDefinition("offload-ledger", OffloadLedgerInput, OffloadLedgerResult, keys=("{ledger_id}",))
+_ADVICE_AFTER_STOP: Final = "what was copied stays copied; ask for the rest again"
+
+OFFLOAD_TOPIC: Final = JobDefinition(
+    "offload-topic",
+    OffloadTopicInput,
+    OffloadTopicResult,
+    summary=lambda request: f"offload {request.topic}",
+    keys=("{topic_id}",),
+    starts_jobs=True,
+    advice_after_stop=_ADVICE_AFTER_STOP,
+    activities=("offload.candidates", "offload.remove_primaries"),
+    handled_errors=("PreconditionFailed", "UnknownObject"),
+)
+OFFLOAD_LEDGER: Final = JobDefinition(
+    "offload-ledger",
+    OffloadLedgerInput,
+    OffloadLedgerResult,
+    summary=lambda request: f"ledger {request.ledger_id} of {request.topic}",
+    keys=("{ledger_id}",),
+    advice_after_stop=_ADVICE_AFTER_STOP,
+    activities=("offload.upload", "offload.publish"),
+    failures=("CorruptData", "MissingData", "OffloadOvertaken", "PreconditionFailed"),
+)

@@ -153,7 +153,7 @@ class OffloadTopic:
         request = OffloadLedgerInput(ledger_id=ledger_id, topic=self._request.topic, policy=self._request.policy)
         async with self._offload_slots:
             try:
-                self._add_ledger_result(await self._run_offload_ledger_workflow(ledger_id, request))
+                self._add_ledger_result(await self._run_offload_ledger_workflow(request))
             except WorkflowAlreadyStartedError:
                 self._result = replace(self._result, running=self._result.running + 1)
             except ChildWorkflowError as error:
@@ -177,13 +177,13 @@ class OffloadTopic:
             size_bytes=before.size_bytes + result.size_bytes * is_uploaded,
         )
 
-    async def _run_offload_ledger_workflow(self, ledger_id: int, request: OffloadLedgerInput) -> OffloadLedgerResult:
+    async def _run_offload_ledger_workflow(self, request: OffloadLedgerInput) -> OffloadLedgerResult:
         return await workflow.execute_child_workflow(
             OffloadLedger.run,
             request,
-            id=OFFLOAD_LEDGER.id(ledger_id),
+            id=OFFLOAD_LEDGER.id_of_request(request),
             parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
-            static_summary=f"ledger {ledger_id} of {self._request.topic}",
+            static_summary=OFFLOAD_LEDGER.summary(request),
             static_details=request.details(),
             search_attributes=TypedSearchAttributes(search_attributes.list_attributes_of_request(request)),
         )

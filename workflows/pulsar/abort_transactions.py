@@ -32,7 +32,7 @@ with workflow.unsafe.imports_passed_through():
     from logstore.pulsar.cluster_transactions import AbortOutcome, TransactionAbort
     from workflows import activity_options, guard_refusal_results, search_attributes
     from workflows.pulsar.job_definitions import AbortTransactionsInput, AbortTransactionsResult
-    from workflows.reconciliation.progress_text import GUARDS
+    from workflows.reconciliation.job_definitions import GUARDS
 
 _OPTIONS: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=30),  # 100 transactions with 500 participants each, on slow brokers

@@ -23,9 +23,9 @@ from logstore.pulsar.plan_jobs import MAX_BETWEEN_SCANS_S, MIN_BETWEEN_SCANS_S
 from logstore.reconciliation.findings import ApplyCounts, FindingPosition, PlanOrScrubResult
 from logstore.subjects import HasLedgers, HasRowLimit, HasRun, HasTransactions
 from logstore.transactions.transaction_ids_and_states import TRANSACTION_ID
-from workflows.job_definition import JobDefinition
-from workflows.reconciliation.job_definitions import ApplyOrphansProgress
-from workflows.task_queues import BulkQueue
+from workflows.job_definition import JobDefinition, JobSchedule
+from workflows.reconciliation.job_definitions import GUARDS, ApplyOrphansProgress
+from workflows.task_queues import BulkQueue, bulk_queue
 
 MAX_ABORTED_TRANSACTIONS: Final = 100
 """Maximum number of transactions in one abort. The run's row has all of their participants."""
@@ -165,9 +165,51 @@ class AbortTransactionsResult:
     refused: RequestRefusal | None = None
 
 
-PLAN_PULSAR = JobDefinition("plan-pulsar", PlanPulsarInput, PlanPulsarResult, keys=("{run_id}",))
-APPLY_PULSAR = JobDefinition("apply-pulsar", ApplyPulsarInput, ApplyPulsarResult, keys=("{run_id}",))
-UNDO_PULSAR = JobDefinition("undo-pulsar", UndoPulsarInput, UndoPulsarResult, keys=("{run_id}",))
-ABORT_TRANSACTIONS = JobDefinition(
-    "abort-transactions", AbortTransactionsInput, AbortTransactionsResult, keys=("{run_id}",)
+PLAN_PULSAR: Final = JobDefinition(
+    "plan-pulsar",
+    PlanPulsarInput,
+    PlanPulsarResult,
+    summary=lambda _: "compare two scans of the Pulsar cluster",
+    keys=("{run_id}",),
+    queue=bulk_queue,
+    schedule=JobSchedule(id="sexton-pulsar", interval="pulsar_plan_interval", required_setting="pulsar_zookeeper"),
+    advice_after_stop="it has changed nothing; plan again",
+    explains_waits=True,
+    activities=("pulsar.begin_plan", "pulsar.run_bulk", "pulsar.conclude_plan"),
+    guards=GUARDS,
+    failures=("CorruptData", "PreconditionFailed", "ProgramMissing"),
+)
+APPLY_PULSAR: Final = JobDefinition(
+    "apply-pulsar",
+    ApplyPulsarInput,
+    ApplyPulsarResult,
+    summary=lambda request: f"apply {request.run_id}",
+    keys=("{run_id}",),
+    advice_after_stop="what it had deleted stays deleted; apply the same plan again for the rest, or undo it",
+    explains_waits=True,
+    activities=("pulsar.begin_apply", "pulsar.apply_page", "pulsar.conclude_apply"),
+    guards=GUARDS,
+    failures=("PreconditionFailed", "UnknownObject"),
+)
+UNDO_PULSAR: Final = JobDefinition(
+    "undo-pulsar",
+    UndoPulsarInput,
+    UndoPulsarResult,
+    summary=lambda request: f"undo {request.run_id}",
+    keys=("{run_id}",),
+    advice_after_stop="what it had put back stays; undo again for the rest",
+    activities=("pulsar.begin_undo", "pulsar.undo_page"),
+    guards=GUARDS,
+    failures=("PreconditionFailed", "UnknownObject"),
+)
+ABORT_TRANSACTIONS: Final = JobDefinition(
+    "abort-transactions",
+    AbortTransactionsInput,
+    AbortTransactionsResult,
+    summary=lambda request: f"abort {len(request.transactions):,} transactions of the Pulsar cluster",
+    keys=("{run_id}",),
+    advice_after_stop="transactions whose abort is decided end by themselves; abort the rest again",
+    activities=("pulsar.begin_abort", "pulsar.abort_transaction", "pulsar.check_aborts", "pulsar.conclude_abort"),
+    guards=GUARDS,
+    failures=("PreconditionFailed", "UnknownObject"),
 )

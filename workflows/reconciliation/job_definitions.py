@@ -1,10 +1,10 @@
 """Inputs, progress and results of the reconciliation workflows, and their names and ids."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
+from logstore import errors
 from logstore.deletion.intents import RequestRefusal
 from logstore.field_bounds import (
     Actor,
@@ -22,8 +22,8 @@ from logstore.reconciliation.bulk_job_inputs_and_results import SCRUB_BYTES_PER_
 from logstore.reconciliation.findings import ApplyCounts, PlanOrScrubResult
 from logstore.subjects import HasRun, HasTopics
 from workflows.deletion.job_definitions import DeletionPolicy, ObjectsPerS
-from workflows.job_definition import JobDefinition
-from workflows.task_queues import BulkQueue
+from workflows.job_definition import JobDefinition, JobSchedule
+from workflows.task_queues import BulkQueue, bulk_queue
 
 MAX_SCRUB_TOPICS: Final = 1_000
 """Maximum number of given topics in one scrub. SQL statements contain the ids of these topics."""
@@ -176,14 +176,77 @@ class ScrubLedgersResult:
     refused: RequestRefusal | None = None
 
 
-def scrub_job_key(topic_ids: Sequence[int]) -> tuple[str, ...]:
+def _name_topics(request: ScrubLedgersInput) -> str:
     """Return the key that names the topics in the workflow id of a scrub. An empty key means every topic."""
-    ids = ",".join(map(str, sorted(topic_ids)))
-    return (ids if ids.isdigit() else hashlib.sha256(ids.encode()).hexdigest()[:16],) if ids else ()
+    ids = ",".join(map(str, sorted(request.topic_ids)))
+    return ids if not ids or ids.isdigit() else hashlib.sha256(ids.encode()).hexdigest()[:16]
 
 
-RECONCILE_ORPHANS = JobDefinition(
-    "reconcile-orphans", ReconcileOrphansInput, ReconcileOrphansResult, keys=("{run_id}",)
+def _summarize_scrub(request: ScrubLedgersInput) -> str:
+    scope = f"{len(request.topic_ids):,} topics" if request.topic_ids else "every topic"
+    return f"scrub ledgers of {scope}"
+
+
+GUARDS: Final = frozenset(
+    kind.__name__
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.PreconditionFailed | errors.InvalidInput)
 )
-APPLY_ORPHANS = JobDefinition("apply-orphans", ApplyOrphansInput, ApplyOrphansResult, keys=("{run_id}",))
-SCRUB_LEDGERS = JobDefinition("scrub-ledgers", ScrubLedgersInput, ScrubLedgersResult, keys=("", "{topic_ids}"))
+
+RECONCILE_ORPHANS: Final = JobDefinition(
+    "reconcile-orphans",
+    ReconcileOrphansInput,
+    ReconcileOrphansResult,
+    summary=lambda _: "compare storage with the catalog",
+    keys=("{run_id}",),
+    queue=bulk_queue,
+    schedule=JobSchedule(id="sexton-plan", interval="plan_interval"),
+    advice_after_stop="it has changed nothing; plan again",
+    activities=(
+        "reconciliation.begin_plan",
+        "reconciliation.run_bulk",
+        "reconciliation.check_sides",
+        "reconciliation.conclude_plan",
+    ),
+    guards=GUARDS,
+    failures=("CatalogMismatch", "CorruptData", "PreconditionFailed", "ProgramMissing"),
+)
+APPLY_ORPHANS: Final = JobDefinition(
+    "apply-orphans",
+    ApplyOrphansInput,
+    ApplyOrphansResult,
+    summary=lambda request: f"apply {request.run_id}",
+    keys=("{run_id}",),
+    starts_jobs=True,
+    advice_after_stop="what it had filed goes on by itself; apply the same plan again for the rest",
+    explains_waits=True,
+    activities=(
+        "reconciliation.begin_apply",
+        "reconciliation.file_page",
+        "reconciliation.delete_objects",
+        "reconciliation.record_page",
+        "reconciliation.conclude_apply",
+    ),
+    guards=GUARDS,
+    failures=("CatalogMismatch", "PreconditionFailed", "StaleCatalog", "UnknownObject"),
+)
+SCRUB_LEDGERS: Final = JobDefinition(
+    "scrub-ledgers",
+    ScrubLedgersInput,
+    ScrubLedgersResult,
+    summary=_summarize_scrub,
+    keys=("", "{topic_ids}"),
+    choose_key=_name_topics,
+    queue=bulk_queue,
+    schedule=JobSchedule(id="sexton-scrub", interval="scrub_interval", setting_by_field={"bytes_per_s": "scrub_rate"}),
+    advice_after_stop="it has changed nothing; scrub the same topics again, and it goes on where it was",
+    explains_waits=True,
+    activities=(
+        "reconciliation.begin_scrub",
+        "reconciliation.cut_scrub",
+        "reconciliation.scrub_page",
+        "reconciliation.conclude_scrub",
+    ),
+    guards=GUARDS,
+    failures=("CatalogMismatch", "CorruptData", "PreconditionFailed", "ProgramMissing"),
+)

@@ -6,7 +6,6 @@ from typing import Final
 
 from temporalio.exceptions import ActivityError
 
-from logstore import errors
 from logstore.deletion.intents import RequestRefusal
 from logstore.pulsar.plan_jobs import FIRST_SCAN, SECOND_SCAN, CompareScansJob
 from logstore.reconciliation.bulk_job_inputs_and_results import (
@@ -17,16 +16,12 @@ from logstore.reconciliation.bulk_job_inputs_and_results import (
 from logstore.reconciliation.findings import ApplyCounts, FindingKind, PlanOrScrubResult, add_apply_counts
 from workflows.guard_refusal_results import refusal_from_error
 from workflows.reconciliation.job_definitions import (
+    GUARDS,
     ApplyOrphansProgress,
     PlanProgress,
     ScrubLedgersProgress,
 )
 
-GUARDS: Final = frozenset(
-    kind.__name__
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, errors.PreconditionFailed | errors.InvalidInput)
-)
 _LABEL_BY_COUNT: Final = {
     (ListStorageJob.name, "objects"): "objects of ledgers in storage",
     (ListStorageJob.name, "strange"): "other objects in storage",

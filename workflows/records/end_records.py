@@ -22,24 +22,19 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.inputs_and_results import DetachResult
     from activities.deletion.trim_by_retention import CountBatchInput, TrimAllTopicsActivities
-    from activities.records.end_records import EndRecordsActivities
-    from activities.records.inputs_and_results import (
+    from activities.records.end_records import (
         CheckEndRecordsInput,
+        EndRecordsActivities,
         EndRecordsPageInput,
         EndRecordsPageResult,
         EndRecordsStart,
     )
-    from logstore.errors import ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported
     from logstore.records.job_results import SelectionPageStart
     from workflows import activity_options, guard_refusal_results, search_attributes
     from workflows.deletion import batches
     from workflows.deletion.job_definitions import DELETE_LEDGERS
-    from workflows.records import record_job_options
-    from workflows.records.job_definitions import EndRecordsInput, EndRecordsResult
+    from workflows.records.job_definitions import END_RECORDS, EndRecordsInput, EndRecordsResult
 
-_REFUSALS = (ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported)
-GUARDS = frozenset({*(error.__name__ for error in _REFUSALS), *record_job_options.GUARDS})
-"""Error types that refuse the job at its start, or stop it at a page."""
 _MAX_NAMED_LEDGERS = 20  # bound of ids and of reasons in the result
 
 _PAGE = workflow.ActivityConfig(
@@ -94,7 +89,7 @@ class EndRecords:
             )
         except ActivityError as error:
             self._result = replace(
-                self._result, refused=guard_refusal_results.refusal_from_error_or_raise(error, GUARDS)
+                self._result, refused=guard_refusal_results.refusal_from_error_or_raise(error, END_RECORDS.guards)
             )
             return False
         self._request = replace(request, now_us=begun.now_us, catalog_epoch=begun.catalog_epoch)
@@ -122,7 +117,7 @@ class EndRecords:
             )
         except ActivityError as error:
             self._result = replace(
-                self._result, stopped=guard_refusal_results.refusal_from_error_or_raise(error, GUARDS)
+                self._result, stopped=guard_refusal_results.refusal_from_error_or_raise(error, END_RECORDS.guards)
             )
             return None
         return page
@@ -142,15 +137,7 @@ class EndRecords:
         self._result = replace(self._result, certificate=certificate)
 
     def _add_page(self, page: EndRecordsPageResult) -> None:
-        total = self._result
-        self._result = replace(
-            total,
-            records=total.records + page.records,
-            ended=total.ended + page.ended,
-            kept=total.kept + page.kept,
-            ledger_ids=[*total.ledger_ids, *page.ledger_ids][:_MAX_NAMED_LEDGERS],
-            because=[*total.because, *page.because][:_MAX_NAMED_LEDGERS],
-        )
+        self._result = self._result.plus(page, max_sample=_MAX_NAMED_LEDGERS)
         workflow.set_current_details(describe_result(self._request, self._result))
 
     def _publish_result(self) -> EndRecordsResult:

@@ -14,21 +14,20 @@ Source: Aerospike's write queue to its device; ADR 15.
 """
 
 import asyncio
-from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import VersioningBehavior
-from temporalio.exceptions import ActivityError, WorkflowAlreadyStartedError
+from temporalio.common import RetryPolicy, VersioningBehavior
+from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.flush_records import FlushRecordsActivities
-    from activities.records.inputs_and_results import FlushInput
+    from activities.records.record_upkeep import FlushInput, FlushRecordsActivities
     from logstore.records.job_results import FlushedRecords
-    from workflows import guard_refusal_results, search_attributes
-    from workflows.records import record_job_options
+    from workflows import activity_options, child_jobs, guard_refusal_results, search_attributes
     from workflows.records.job_definitions import (
         DEFRAGMENT_RECORDS,
+        FLUSH_RECORDS,
         HELD_RETRY_INTERVAL,
         MAX_HELD_FLUSHES,
         DefragmentRecordsInput,
@@ -39,6 +38,15 @@ with workflow.unsafe.imports_passed_through():
 
 _MAX_NEW_BLOCKS = 1_000
 """Number of new blocks after which a defragmentation starts. Each manifest names all blocks, so manifests grow."""
+
+
+def _flush_options(queue: str, watch_s: float) -> workflow.ActivityConfig:
+    return workflow.ActivityConfig(
+        task_queue=queue or None,
+        start_to_close_timeout=timedelta(minutes=30, seconds=watch_s),  # an older flush stores no manifest
+        heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
+        retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=10)),  # unlimited: waits for catalog and storage
+    )
 
 
 @workflow.defn(name="flush-records", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
@@ -84,28 +92,19 @@ class FlushRecords:
             return
         self._min_blocks = named_blocks
         request = DefragmentRecordsInput(queue=self._request.queue, actor="flush-records", reason="many blocks")
-        with suppress(WorkflowAlreadyStartedError):
-            await workflow.start_child_workflow(
-                DEFRAGMENT_RECORDS.name,
-                request,
-                id=DEFRAGMENT_RECORDS.id(),
-                parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-                static_summary="defragment the record log",
-                static_details=request.details(),
-            )
+        await child_jobs.start_unless_running(DEFRAGMENT_RECORDS, request)
 
     async def _flush_unless_refused(self) -> FlushedRecords | None:
         self._is_woken = False
         request = self._request
         watch_s = 0.0 if request.once else request.watch_s
         flush_input = FlushInput(watch_s=watch_s, actor=request.actor, reason=request.reason)
-        options = record_job_options.flush_activity_options(request.queue, watch_s)
         try:
             flushed = await workflow.execute_activity_method(
-                FlushRecordsActivities.flush_record_log, flush_input, **options
+                FlushRecordsActivities.flush_record_log, flush_input, **_flush_options(request.queue, watch_s)
             )
         except ActivityError as error:
-            refusal = guard_refusal_results.refusal_from_error_or_raise(error, record_job_options.GUARDS)
+            refusal = guard_refusal_results.refusal_from_error_or_raise(error, FLUSH_RECORDS.guards)
             self._result = replace(self._result, refused=refusal)
             workflow.set_current_details(guard_refusal_results.format_refusal(refusal))
             return None

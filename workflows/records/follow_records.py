@@ -19,23 +19,12 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.records.follow_records import FollowInput, FollowRecordsActivities
     from workflows import activity_options, guard_refusal_results
-    from workflows.records.job_definitions import FollowRecordsInput, FollowRecordsResult
+    from workflows.records.job_definitions import FOLLOW_RECORDS, FollowRecordsInput, FollowRecordsResult
 
 _STEPS: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=24),  # enough for a seed of 800 million rows at 10,000 rows a second
     heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for database and storage
-)
-GUARDS = frozenset(
-    {
-        "CatalogMismatch",
-        "CatalogVersionMismatch",
-        "CorruptData",
-        "InvalidInput",
-        "MissingData",
-        "PreconditionFailed",
-        "Unsupported",
-    }
 )
 
 
@@ -51,7 +40,9 @@ class FollowRecords:
             )
             result = FollowRecordsResult(done=followed)
         except ActivityError as error:
-            result = FollowRecordsResult(refused=guard_refusal_results.refusal_from_error_or_raise(error, GUARDS))
+            result = FollowRecordsResult(
+                refused=guard_refusal_results.refusal_from_error_or_raise(error, FOLLOW_RECORDS.guards)
+            )
         workflow.set_current_details(describe_result(result))
         return result
 

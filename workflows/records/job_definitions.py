@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from logstore.deletion.intents import BatchCertificate, RequestRefusal
 from logstore.field_bounds import (
@@ -17,13 +17,12 @@ from logstore.field_bounds import (
     FromOutside,
     PageSize,
     Reason,
-    Share,
-    SparkMasterOrNothing,
     WatchS,
     bound_where,
 )
 from logstore.records.job_results import (
     DefragmentedBlocks,
+    EndedRecords,
     FlushedRecords,
     FollowedRecords,
     RaidedTombstones,
@@ -31,6 +30,7 @@ from logstore.records.job_results import (
     SelectionPageStart,
     ShippedBlocks,
 )
+from logstore.records.rebuild_job import RebuildId, RebuildRequest
 from logstore.subjects import (
     HasBatch,
     HasEligibleAge,
@@ -40,9 +40,9 @@ from logstore.subjects import (
     HasWatch,
     Subject,
 )
-from workflows.deletion.job_definitions import DeletionPolicy
-from workflows.job_definition import JobDefinition
-from workflows.task_queues import RecordsQueue
+from workflows.deletion.job_definitions import DELETE_LEDGERS, DeletionPolicy
+from workflows.job_definition import JobDefinition, JobSchedule
+from workflows.task_queues import RecordsQueue, records_queue
 
 HELD_RETRY_INTERVAL: Final = timedelta(seconds=5)
 """Time between two attempts of a flush with `once` while another job has claimed the record log."""
@@ -110,8 +110,10 @@ class SweepRecordsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DefragmentRecordsInput(HasSubject):
-    """Input of one pass over all blocks."""
+class RecordUpkeepInput(HasSubject):
+    """Input of an upkeep pass over the record log. Each job has a subclass."""
+
+    does: ClassVar[str]  # description of the job, and the command that shows its work
 
     scheduled: bool = False  # set by a schedule: run the job as a child under the id without a time
     queue: RecordsQueue = ""  # task queue of the activity; empty: the workflow's own task queue
@@ -119,79 +121,72 @@ class DefragmentRecordsInput(HasSubject):
     reason: Reason = ""
 
     def details(self) -> str:
-        return (
-            "Rewrites blocks of the record log that contain few live records, joins small blocks, and removes blocks"
-            " that no manifest names; `sexton records status` shows blocks and bytes."
-        )
+        return self.does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DefragmentRecordsResult:
-    """Counts of a pass over all blocks, or its refusal."""
+class RecordUpkeepResult:
+    """Result of an upkeep pass, or its refusal. Each job has a subclass."""
 
-    done: DefragmentedBlocks = field(default_factory=DefragmentedBlocks)
     joined: bool = False  # another run was active, and this run did nothing
     refused: RequestRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RaidTombstonesInput(HasEligibleAge):
-    """Input of a raid."""
+class DefragmentRecordsInput(RecordUpkeepInput):
+    """Input of one pass over all blocks."""
 
-    eligible_age_s: AgeS | None = None  # None: age in the workers' settings
-    scheduled: bool = False  # set by a schedule: run the job as a child under the id without a time
-    queue: RecordsQueue = ""  # task queue of the activity; empty: the workflow's own task queue
-    actor: Actor = ""
-    reason: Reason = ""
-
-    def details(self) -> str:
-        return (
-            "Removes tombstones that are old enough and cover no version of their record on disk;"
-            " `sexton tombstones stats` shows how many there are."
-        )
+    does = (
+        "Rewrites blocks of the record log that contain few live records, joins small blocks, and removes blocks"
+        " that no manifest names; `sexton records status` shows blocks and bytes."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RaidTombstonesResult:
+class DefragmentRecordsResult(RecordUpkeepResult):
+    """Counts of a pass over all blocks, or its refusal."""
+
+    done: DefragmentedBlocks = field(default_factory=DefragmentedBlocks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaidTombstonesInput(RecordUpkeepInput, HasEligibleAge):
+    """Input of a raid."""
+
+    does = (
+        "Removes tombstones that are old enough and cover no version of their record on disk;"
+        " `sexton tombstones stats` shows how many there are."
+    )
+
+    eligible_age_s: AgeS | None = None  # None: age in the workers' settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaidTombstonesResult(RecordUpkeepResult):
     """Counts of a raid, or its refusal."""
 
     run_id: str = ""
     done: RaidedTombstones = field(default_factory=RaidedTombstones)
-    joined: bool = False  # another raid was active, and this run did nothing
-    refused: RequestRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicateRecordsInput(HasSubject):
+class ReplicateRecordsInput(RecordUpkeepInput):
     """Input of one shipment to every replica bucket in the workers' settings."""
 
-    scheduled: bool = False  # set by a schedule: run the job as a child under the id without a time
-    queue: RecordsQueue = ""  # task queue of the activity; empty: the workflow's own task queue
-    actor: Actor = ""
-    reason: Reason = ""
-
-    def details(self) -> str:
-        return "Copies new blocks and the manifest into every replica's bucket; `sexton records replicas` shows them."
+    does = "Copies new blocks and the manifest into every replica's bucket; `sexton records replicas` shows them."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicateRecordsResult:
+class ReplicateRecordsResult(RecordUpkeepResult):
     """Shipment to each replica bucket, or the refusal."""
 
     shipped: list[ShippedBlocks] = field(default_factory=list)
-    joined: bool = False  # another run was active, and this run did nothing
-    refused: RequestRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndRecordsResult(HasSubject):
+class EndRecordsResult(EndedRecords):
     """Counts of deleted records, or the refusal."""
 
-    records: int = 0  # closed ledgers for which the function was called
-    ended: int = 0  # detached ledgers; in a dry run: ledgers that would be detached
-    kept: int = 0  # ledgers that the function selected but that stay
-    ledger_ids: list[int] = field(default_factory=list)  # sample of the detached ledgers
-    because: list[str] = field(default_factory=list)  # sample of reasons why selected ledgers stay
     certificate: BatchCertificate | None = None  # None: nothing was detached, or other jobs finish the batch
     stopped: RequestRefusal | None = None  # why the job stopped after some pages, such as a failed function
     refused: RequestRefusal | None = None  # why nothing was done
@@ -260,14 +255,8 @@ class FollowRecordsResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildCatalogInput(HasSubject):
+class RebuildCatalogInput(RebuildRequest):
     """Input of a rebuild from one manifest into one database."""
-
-    rebuild: str  # id of the rebuild, as text of `logstore.records.rebuild_job.RebuildId`
-    skip_unreadable: bool = False  # skip and name unreadable blocks, except blocks that hide messages
-    master: SparkMasterOrNothing = ""  # Spark cluster; empty: cluster of the settings
-    max_absent_share: Share = 0.05  # allowed share of listed ledgers without objects, 0 to 1
-    take_over: bool = False  # wait until processes of the old catalog, which may be alive, notice the new epoch
 
     def details(self) -> str:
         return (
@@ -302,16 +291,149 @@ class RebuildCatalogResult:
     refused: RequestRefusal | None = None
 
 
-FLUSH_RECORDS = JobDefinition("flush-records", FlushRecordsInput, FlushRecordsResult, keys=("", NOW))
-SWEEP_RECORDS = JobDefinition("sweep-records", SweepRecordsInput, SweepRecordsResult)
-DEFRAGMENT_RECORDS = JobDefinition("defragment-records", DefragmentRecordsInput, DefragmentRecordsResult)
-RAID_TOMBSTONES = JobDefinition("raid-tombstones", RaidTombstonesInput, RaidTombstonesResult)
-REPLICATE_RECORDS = JobDefinition("replicate-records", ReplicateRecordsInput, ReplicateRecordsResult)
-END_RECORDS = JobDefinition("end-records", EndRecordsInput, EndRecordsResult, keys=("{batch_id}",))
-FOLLOW_RECORDS = JobDefinition(
+def _name_replica_and_mode(request: FollowRecordsInput) -> str:
+    """Return a key for each mode, so that a command joins only a run of the same mode."""
+    mode = "/seed" if request.seed else "/watch" if request.watch_s else ""
+    return f"{request.replica}{mode}"
+
+
+GUARDS: Final = ("CatalogAdopting", "CatalogMismatch", "CatalogOutdated", "PreconditionFailed")
+"""Error types that end a record log job as refused. A person must look at the cause."""
+
+_ADVICE_AFTER_END_OF_COMMAND: Final = "run the command again, and it goes on where it was"
+
+FLUSH_RECORDS: Final = JobDefinition(
+    "flush-records",
+    FlushRecordsInput,
+    FlushRecordsResult,
+    summary=lambda request: f"flush changed records{' now' if request.once else ''}",
+    keys=("", NOW),
+    choose_key=lambda request: NOW if request.once else "",
+    queue=records_queue,
+    starts_jobs=True,
+    advice_after_stop="what it had flushed stays flushed; ask for the rest again",
+    activities=("records.flush",),
+    guards=GUARDS,
+    failures=("CorruptData",),
+)
+SWEEP_RECORDS: Final = JobDefinition(
+    "sweep-records",
+    SweepRecordsInput,
+    SweepRecordsResult,
+    summary=lambda _: "see that changed records are flushed",
+    queue=records_queue,
+    schedule=JobSchedule(id="sexton-records", interval="sweep_interval", triggers_immediately=True),
+    starts_jobs=True,
+    advice_after_stop="the next sweep does the same",
+)
+DEFRAGMENT_RECORDS: Final = JobDefinition(
+    "defragment-records",
+    DefragmentRecordsInput,
+    DefragmentRecordsResult,
+    summary=lambda _: "defragment the record log",
+    queue=records_queue,
+    schedule=JobSchedule(id="sexton-defragment", interval="defragment_interval", fields={"scheduled": True}),
+    starts_jobs=True,
+    advice_after_stop="what it had published stays; ask for the rest again",
+    activities=("records.defragment",),
+    guards=GUARDS,
+    failures=("CorruptData", "MissingData", "Unsupported"),
+)
+RAID_TOMBSTONES: Final = JobDefinition(
+    "raid-tombstones",
+    RaidTombstonesInput,
+    RaidTombstonesResult,
+    summary=lambda _: "raid tombstones that cover nothing",
+    queue=records_queue,
+    schedule=JobSchedule(id="sexton-raid", interval="raid_interval", fields={"scheduled": True}),
+    starts_jobs=True,
+    advice_after_stop="tombstones that it had removed are gone; ask for the rest again",
+    activities=("records.raid",),
+    guards=GUARDS,
+    failures=("CorruptData", "MissingData", "Unsupported"),
+)
+REPLICATE_RECORDS: Final = JobDefinition(
+    "replicate-records",
+    ReplicateRecordsInput,
+    ReplicateRecordsResult,
+    summary=lambda _: "replicate the record log",
+    queue=records_queue,
+    schedule=JobSchedule(
+        id="sexton-replicate",
+        interval="replicate_interval",
+        required_setting="replica_buckets",
+        fields={"scheduled": True},
+    ),
+    starts_jobs=True,
+    advice_after_stop="blocks that it had copied stay copied; ask for the rest again",
+    activities=("records.ship",),
+    guards=GUARDS,
+)
+END_RECORDS: Final = JobDefinition(
+    "end-records",
+    EndRecordsInput,
+    EndRecordsResult,
+    summary=lambda request: f"end records of {request.topic or 'all topics'} by {request.function}",
+    keys=("{batch_id}",),
+    starts_jobs=True,
+    advice_after_stop=DELETE_LEDGERS.advice_after_stop,
+    activities=("records.begin_ending", "records.end_page", "trimming.count_batch"),
+    guards=(
+        *GUARDS,
+        "ClaimHeld",
+        "FunctionFailed",
+        "InvalidInput",
+        "StaleCatalog",
+        "UnknownObject",
+        "Unsupported",
+    ),  # at the start or at a page
+)
+REBUILD_CATALOG: Final = JobDefinition(
+    "rebuild-catalog",
+    RebuildCatalogInput,
+    RebuildCatalogResult,
+    summary=lambda request: f"rebuild the catalog from manifest {RebuildId.parse(request.rebuild).manifest}",
+    keys=("{rebuild}",),
+    command="sexton records rebuild",
+    advice_after_stop=_ADVICE_AFTER_END_OF_COMMAND,
+    activities=(
+        "rebuild.begin",
+        "rebuild.find_rows",
+        "rebuild.load_rows",
+        "rebuild.adopt_shards",
+        "rebuild.publish",
+        "rebuild.finish_adoption",
+        "rebuild.let_go",
+    ),
+    guards=(  # the rebuild has published nothing, unless the message says otherwise
+        "AlreadyExists",
+        "CatalogMismatch",
+        "CatalogOutdated",
+        "CatalogVersionMismatch",
+        "CorruptData",
+        "InvalidInput",
+        "MissingData",
+        "PreconditionFailed",
+        "Unsupported",
+    ),
+)
+FOLLOW_RECORDS: Final = JobDefinition(
     "follow-records",
     FollowRecordsInput,
     FollowRecordsResult,
+    summary=lambda request: f"apply the record log to replica {request.replica}",
     keys=("{replica}", "{replica}/seed", "{replica}/watch"),
+    choose_key=_name_replica_and_mode,
+    command="sexton records follow",
+    advice_after_stop=_ADVICE_AFTER_END_OF_COMMAND,
+    activities=("records.follow",),
+    guards=(
+        "CatalogMismatch",
+        "CatalogVersionMismatch",
+        "CorruptData",
+        "InvalidInput",
+        "MissingData",
+        "PreconditionFailed",
+        "Unsupported",
+    ),
 )
-REBUILD_CATALOG = JobDefinition("rebuild-catalog", RebuildCatalogInput, RebuildCatalogResult, keys=("{rebuild}",))

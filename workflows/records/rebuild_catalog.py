@@ -25,16 +25,20 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.inputs_and_results import (
+    from activities.records.rebuild_catalog import (
         CompareShardsInput,
         PinnedManifestSummary,
-        RebuildStepInput,
+        RebuildCatalogActivities,
         RebuiltRecordCounts,
     )
-    from activities.records.rebuild_catalog import RebuildCatalogActivities
     from logstore.log.ledger_object_keys import SHARDS
     from workflows import activity_options, guard_refusal_results
-    from workflows.records.job_definitions import RebuildCatalogInput, RebuildCatalogProgress, RebuildCatalogResult
+    from workflows.records.job_definitions import (
+        REBUILD_CATALOG,
+        RebuildCatalogInput,
+        RebuildCatalogProgress,
+        RebuildCatalogResult,
+    )
 
 _LONG: workflow.ActivityConfig = workflow.ActivityConfig(
     # about a billion rows at 100,000 rows a second, or a shard with as many objects
@@ -44,33 +48,13 @@ _LONG: workflow.ActivityConfig = workflow.ActivityConfig(
 )
 _BULK: workflow.ActivityConfig = activity_options.bulk_job_options("")
 _SHARDS_PER_ACTIVITY = 16
-GUARDS = frozenset(
-    {
-        "AlreadyExists",
-        "CatalogMismatch",
-        "CatalogOutdated",
-        "CatalogVersionMismatch",
-        "CorruptData",
-        "InvalidInput",
-        "MissingData",
-        "PreconditionFailed",
-        "Unsupported",
-    }
-)
-"""Error types that end a rebuild as refused. The rebuild has published nothing, unless the message says otherwise."""
 
 
 @workflow.defn(name="rebuild-catalog", versioning_behavior=VersioningBehavior.PINNED)
 class RebuildCatalog:
     @workflow.init
     def __init__(self, request: RebuildCatalogInput) -> None:
-        self._step = RebuildStepInput(
-            rebuild=request.rebuild,
-            skip_unreadable=request.skip_unreadable,
-            master=request.master,
-            max_absent_share=request.max_absent_share,
-            take_over=request.take_over,
-        )
+        self._request = request
         self._progress = RebuildCatalogProgress()
 
     @workflow.run
@@ -79,7 +63,7 @@ class RebuildCatalog:
         try:
             result = await self._run_rebuild_steps(begun_us)
         except ActivityError as error:
-            refusal = guard_refusal_results.refusal_from_error(error, GUARDS)
+            refusal = guard_refusal_results.refusal_from_error(error, REBUILD_CATALOG.guards)
             if refusal is None:  # failed or cancelled: raids need not wait any more
                 await self._release_pin()
                 raise
@@ -96,29 +80,31 @@ class RebuildCatalog:
     async def _release_pin(self) -> None:
         self._set_progress("letting go")
         await workflow.execute_activity_method(
-            RebuildCatalogActivities.unpin_and_remove_output, self._step, **activity_options.CATALOG
+            RebuildCatalogActivities.unpin_and_remove_output, self._request, **activity_options.CATALOG
         )
 
     async def _run_rebuild_steps(self, begun_us: int) -> RebuildCatalogResult:
         begun: PinnedManifestSummary = await workflow.execute_activity_method(
-            RebuildCatalogActivities.check_and_pin_manifest, self._step, **activity_options.CATALOG
+            RebuildCatalogActivities.check_and_pin_manifest, self._request, **activity_options.CATALOG
         )
         self._set_progress("finding rows", versions=begun.versions)
         rows: RebuiltRecordCounts = await workflow.execute_activity_method(
-            RebuildCatalogActivities.write_row_files, self._step, **_BULK
+            RebuildCatalogActivities.write_row_files, self._request, **_BULK
         )
         self._set_progress("loading", records=rows.records)
-        await workflow.execute_activity_method(RebuildCatalogActivities.load_rows, self._step, **_LONG)
+        await workflow.execute_activity_method(RebuildCatalogActivities.load_rows, self._request, **_LONG)
         await self._stage_shard_differences("looking", may_old_catalog_append=True)
         self._set_progress("publishing")
         published = await workflow.execute_activity_method(
-            RebuildCatalogActivities.publish_first_manifest, self._step, **activity_options.CATALOG
+            RebuildCatalogActivities.publish_first_manifest, self._request, **activity_options.CATALOG
         )
         await self._stage_shard_differences("adopting")
         self._set_progress("settling", shards=SHARDS)
-        adopted = await workflow.execute_activity_method(RebuildCatalogActivities.finish_adoption, self._step, **_LONG)
+        adopted = await workflow.execute_activity_method(
+            RebuildCatalogActivities.finish_adoption, self._request, **_LONG
+        )
         return RebuildCatalogResult(
-            rebuild=self._step.rebuild,
+            rebuild=self._request.rebuild,
             manifest=published.manifest,
             records=rows.records,
             tombstones=rows.tombstones,

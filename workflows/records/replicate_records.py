@@ -4,75 +4,45 @@ Destroys nothing. Invariant: a replica bucket gets every block before a manifest
 were read back are acknowledged. To stop it, cancel or terminate it, and pause the schedule `sexton-replicate`. Raids
 wait for a replica that lags behind until its state is STALE.
 
-1. If a schedule started this run, run the job as a child with the id `replicate-records`, and return its result.
-2. Otherwise ship to each replica bucket in turn, in one activity. A failed shipment does not stop the other shipments.
+The steps are those of `RecordUpkeepWorkflow`. The pass ships to each replica bucket in turn. A failed shipment does not
+stop the other shipments.
 
 Source: Aerospike's cross-datacenter replication (XDR).
 """
 
-from dataclasses import replace
-
 from temporalio import workflow
 from temporalio.common import VersioningBehavior
-from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.defragment_raid_ship import ReplicateRecordsActivities
-    from activities.records.inputs_and_results import ShipToReplicasInput
-    from logstore.records.job_results import ShippedBlocks
-    from workflows import guard_refusal_results, search_attributes
-    from workflows.records import record_job_options
+    from activities.records.record_upkeep import RecordPassInput, ReplicateRecordsActivities
     from workflows.records.job_definitions import REPLICATE_RECORDS, ReplicateRecordsInput, ReplicateRecordsResult
+    from workflows.records.record_upkeep import RecordUpkeepWorkflow, pass_options
 
 
 @workflow.defn(name="replicate-records", versioning_behavior=VersioningBehavior.PINNED)
-class ReplicateRecords:
+class ReplicateRecords(RecordUpkeepWorkflow[ReplicateRecordsInput, ReplicateRecordsResult]):
+    job = REPLICATE_RECORDS
+
     @workflow.run
     async def run(self, request: ReplicateRecordsInput) -> ReplicateRecordsResult:
-        if request.scheduled:
-            child_result = await record_job_options.run_as_only_child(
-                REPLICATE_RECORDS, replace(request, scheduled=False), summary="replicate the record log"
-            )
-            result = child_result or ReplicateRecordsResult(joined=True)
-        else:
-            result = await self._ship_to_replicas(request)
-        workflow.set_current_details(describe_result(result))
-        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(_outcomes(result))])
-        return result
+        return await self.run_upkeep(request)
 
-    async def _ship_to_replicas(self, request: ReplicateRecordsInput) -> ReplicateRecordsResult:
-        ship_input = ShipToReplicasInput(actor=request.actor, reason=request.reason)
-        options = record_job_options.block_pass_options(request.queue)
-        try:
-            shipped = await workflow.execute_activity_method(
-                ReplicateRecordsActivities.ship_to_all_replicas, ship_input, **options
-            )
-        except ActivityError as error:
-            return ReplicateRecordsResult(
-                refused=guard_refusal_results.refusal_from_error_or_raise(error, record_job_options.GUARDS)
-            )
+    async def _run_pass(self, request: ReplicateRecordsInput, before: ReplicateRecordsResult) -> ReplicateRecordsResult:
+        del before
+        shipped = await workflow.execute_activity_method(
+            ReplicateRecordsActivities.ship_to_all_replicas,
+            RecordPassInput(actor=request.actor, reason=request.reason),
+            **pass_options(request.queue),
+        )
         return ReplicateRecordsResult(shipped=shipped)
 
+    def _describe_pass(self, result: ReplicateRecordsResult) -> str:
+        lines = [
+            f"- **{shipped.replica}**: "
+            + (shipped.error or f"manifest {shipped.manifest}, {shipped.blocks:,} blocks, {shipped.bytes:,} bytes")
+            for shipped in result.shipped
+        ]
+        return "".join(f"{line}\n" for line in lines) or "The setting `replica_buckets` names no replica."
 
-def describe_result(result: ReplicateRecordsResult) -> str:
-    if result.refused:
-        return guard_refusal_results.format_refusal(result.refused)
-    if result.joined:
-        return "Another run was at work, and nothing was done here."
-    if not result.shipped:
-        return "The setting `replica_buckets` names no replica."
-    return "".join(
-        f"- **{shipped.replica}**: {shipped.error or _describe_shipment(shipped)}\n" for shipped in result.shipped
-    )
-
-
-def _describe_shipment(shipped: ShippedBlocks) -> str:
-    return f"manifest {shipped.manifest}, {shipped.blocks:,} blocks, {shipped.bytes:,} bytes"
-
-
-def _outcomes(result: ReplicateRecordsResult) -> list[str]:
-    if result.refused:
-        return ["REFUSED"]
-    if result.joined:
-        return ["HELD"]
-    return sorted({"FAILED" if shipped.error else "SHIPPED" for shipped in result.shipped}) or ["NOTHING"]
+    def _list_outcomes(self, result: ReplicateRecordsResult) -> list[str]:
+        return sorted({"FAILED" if shipped.error else "SHIPPED" for shipped in result.shipped})

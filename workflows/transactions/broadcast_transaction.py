@@ -13,15 +13,15 @@ Source: Pulsar's transaction coordinator; redpanda#3544 for participants that ne
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.transactions.coordinate_transactions import TransactionCoordinatorActivities
-    from activities.transactions.inputs_and_results import BroadcastInput, BroadcastState
+    from activities.transactions.coordinate_transactions import BroadcastInput, TransactionCoordinatorActivities
+    from logstore.transactions.transaction_ids_and_states import BroadcastState
     from workflows import activity_options, search_attributes
     from workflows.transactions.job_definitions import BroadcastProgress, BroadcastTransactionInput
 
@@ -75,13 +75,8 @@ class BroadcastTransaction:
         return self._progress
 
     def _set_and_show_progress(self, broadcast: BroadcastState) -> None:
-        self._progress = BroadcastProgress(
-            state=broadcast.state,
-            settled=broadcast.settled,
-            owed=broadcast.owed,
-            owed_count=broadcast.owed_count,
-            attempts=self._progress.attempts + 1,
-        )
+        state = {field.name: getattr(broadcast, field.name) for field in fields(BroadcastState)}
+        self._progress = BroadcastProgress(**state, attempts=self._progress.attempts + 1)
         owed_lines = "".join(
             f"- owed: **{owed.topic or owed.participant}** ({owed.participant}): {owed.error}\n"
             for owed in broadcast.owed

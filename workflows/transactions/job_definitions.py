@@ -1,14 +1,14 @@
 """Inputs and results of the workflows of transactions, and the names and ids of these workflows."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Final
 
 from logstore.field_bounds import Actor, FromOutside, PauseS, Reason, between
 from logstore.subjects import HasCoordinator, HasSubject, HasTransaction
-from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS, OwedParticipant, TransactionIdText
-from workflows.job_definition import JobDefinition
-from workflows.task_queues import TransactionsQueue
-from workflows.topic_build_types import BuildResult, BuildTopicsInput
+from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS, BroadcastState, TransactionIdText
+from workflows.job_definition import JobDefinition, JobSchedule
+from workflows.task_queues import TransactionsQueue, bulk_queue, transactions_queue
+from workflows.topic_build_types import BUILD_GUARDS, BuildResult, BuildTopicsInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +56,9 @@ class BroadcastTransactionInput(HasTransaction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BroadcastProgress:
+class BroadcastProgress(BroadcastState):
     """Progress of the broadcast of one transaction."""
 
-    state: str = ""
-    settled: int = 0  # participants
-    owed: list[OwedParticipant] = field(default_factory=list)  # the first 20 participants that are owed
-    owed_count: int = 0
     attempts: int = 0
 
 
@@ -98,13 +94,54 @@ class BuildTransactionSnapshotsInput(BuildTopicsInput):
     runs = "snapshots"
 
 
-TRANSACTION_COORDINATOR = JobDefinition(
-    "transaction-coordinator", CoordinatorInput, CoordinatorProgress, keys=("{tc_id}",)
+TRANSACTION_COORDINATOR: Final = JobDefinition(
+    "transaction-coordinator",
+    CoordinatorInput,
+    CoordinatorProgress,
+    summary=lambda request: f"transactions of coordinator {request.tc_id}",
+    keys=("{tc_id}",),
+    queue=transactions_queue,
+    starts_jobs=True,
+    advice_after_stop="decisions stay decided, and the next sweep starts the coordinator again",
+    activities=("transactions.drain",),
 )
-BROADCAST_TRANSACTION = JobDefinition(
-    "broadcast-transaction", BroadcastTransactionInput, BroadcastProgress, keys=("{tc}-{sequence}",)
+BROADCAST_TRANSACTION: Final = JobDefinition(
+    "broadcast-transaction",
+    BroadcastTransactionInput,
+    BroadcastProgress,
+    summary=lambda request: f"tell the participants of {request.txn}",
+    keys=("{tc}-{sequence}",),
+    choose_key=lambda request: request.txn.replace(":", "-"),
+    queue=transactions_queue,
+    advice_after_stop="the decision stays, and a coordinator hands it over again",
+    activities=("transactions.tell",),
+    failures=("ClaimHeld", "TransactionNotDecided", "UnknownObject"),
 )
-SWEEP_TRANSACTIONS = JobDefinition("sweep-transactions", SweepTransactionsInput, SweepTransactionsResult)
-BUILD_TRANSACTION_SNAPSHOTS = JobDefinition(
-    "build-transaction-snapshots", BuildTransactionSnapshotsInput, BuildResult, keys=("{run_id}",)
+SWEEP_TRANSACTIONS: Final = JobDefinition(
+    "sweep-transactions",
+    SweepTransactionsInput,
+    SweepTransactionsResult,
+    summary=lambda _: "wake coordinators with work that nobody does",
+    queue=transactions_queue,
+    schedule=JobSchedule(id="sexton-transactions", interval="sweep_interval"),
+    starts_jobs=True,
+    advice_after_stop="the next sweep does the rest",
+    activities=("transactions.busy_coordinators", "transactions.forget"),
+)
+BUILD_TRANSACTION_SNAPSHOTS: Final = JobDefinition(
+    "build-transaction-snapshots",
+    BuildTransactionSnapshotsInput,
+    BuildResult,
+    summary=BuildTopicsInput.summarize,
+    keys=("{run_id}",),
+    queue=bulk_queue,
+    advice_after_stop="snapshots that it has switched to stay; ask for the rest again",
+    activities=(
+        "transactions.begin_build",
+        "transactions.build_buffers",
+        "transactions.switch_snapshots",
+        "transactions.conclude_build",
+    ),
+    guards=BUILD_GUARDS,
+    failures=("CorruptData", "UnknownObject"),
 )

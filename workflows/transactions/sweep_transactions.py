@@ -14,12 +14,15 @@ from contextlib import suppress
 
 from temporalio import workflow
 from temporalio.common import VersioningBehavior
-from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
+from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.transactions.coordinate_transactions import TransactionCoordinatorActivities
-    from activities.transactions.inputs_and_results import BusyCoordinatorsInput, RemoveOldTransactionsInput
-    from workflows import activity_options
+    from activities.transactions.coordinate_transactions import (
+        BusyCoordinatorsInput,
+        RemoveOldTransactionsInput,
+        TransactionCoordinatorActivities,
+    )
+    from workflows import activity_options, child_jobs
     from workflows.transactions.job_definitions import (
         TRANSACTION_COORDINATOR,
         CoordinatorInput,
@@ -54,16 +57,7 @@ class SweepTransactions:
 
 
 async def _wake_coordinator(request: CoordinatorInput) -> None:
-    tc_id = request.tc_id
-    try:
-        await workflow.start_child_workflow(
-            TRANSACTION_COORDINATOR.name,
-            request,
-            id=TRANSACTION_COORDINATOR.id(tc_id),
-            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-            static_summary=f"transactions of coordinator {tc_id}",
-            static_details=request.details(),
-        )
-    except WorkflowAlreadyStartedError:
+    if not await child_jobs.start_unless_running(TRANSACTION_COORDINATOR, request):
         with suppress(ApplicationError):  # terminated meanwhile: the next sweep starts it
-            await workflow.get_external_workflow_handle(TRANSACTION_COORDINATOR.id(tc_id)).signal("wake")
+            coordinator = workflow.get_external_workflow_handle(TRANSACTION_COORDINATOR.id_of_request(request))
+            await coordinator.signal("wake")

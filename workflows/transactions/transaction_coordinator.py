@@ -17,13 +17,15 @@ from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, VersioningBehavior
-from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.common import RetryPolicy, SearchAttributePair, VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.transactions.coordinate_transactions import TransactionCoordinatorActivities
-    from activities.transactions.inputs_and_results import DrainInput, DrainResult
-    from workflows import activity_options, search_attributes
+    from activities.transactions.coordinate_transactions import (
+        DrainInput,
+        DrainResult,
+        TransactionCoordinatorActivities,
+    )
+    from workflows import activity_options, child_jobs, search_attributes
     from workflows.transactions.job_definitions import (
         BROADCAST_TRANSACTION,
         BroadcastTransactionInput,
@@ -87,16 +89,8 @@ class TransactionCoordinator:
         started = list[str]()
         for txn in drained.handed_over:
             request = BroadcastTransactionInput(txn=txn, queue=self._request.queue)
-            with suppress(WorkflowAlreadyStartedError):
-                await workflow.start_child_workflow(
-                    BROADCAST_TRANSACTION.name,
-                    request,
-                    id=BROADCAST_TRANSACTION.id(txn.replace(":", "-")),
-                    parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-                    search_attributes=search_attributes.transaction_attributes(txn, "OWED"),
-                    static_summary=f"tell the participants of {txn}",
-                    static_details=request.details(),
-                )
+            owed = SearchAttributePair(search_attributes.OUTCOME, ["OWED"])
+            if await child_jobs.start_unless_running(BROADCAST_TRANSACTION, request, attributes=[owed]):
                 started.append(txn)
         return started
 

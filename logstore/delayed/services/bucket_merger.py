@@ -39,11 +39,17 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexMergeResult:
+class MergedPair:
+    """Result of a merge, as jobs store it."""
+
     switched: bool = False  # whether the new index bucket has replaced the two sources in the list
     messages: int = 0  # messages in the new index bucket; 0: there is no new index bucket
     passed: int = 0  # due messages that are in no index bucket any more
     damaged: LedgerId | None = None  # listed index bucket whose snapshot cannot be read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexMergeResult(MergedPair):
     loads: int = field(default=0, compare=False)  # snapshot segments that were read
     load_s: float = field(default=0.0, compare=False)  # total time of these reads
 

@@ -7,12 +7,10 @@ from typing import Any, TypeVar
 import pytest
 
 from activities import heartbeats
-from activities.delayed.inputs_and_results import (
+from activities.delayed.seal_and_merge_buckets import (
     ChoiceReason,
     ChoosePairInput,
     IndexWorkTopicPages,
-    IndexWorkTopicsInput,
-    MergedPair,
     MergePairInput,
     PairChoice,
     ReleaseListInput,
@@ -20,6 +18,8 @@ from activities.delayed.inputs_and_results import (
     SealTopicsInput,
     SealTopicsResult,
 )
+from activities.deletion.trim_by_retention import NextTopicPagesInput
+from logstore.delayed.services.bucket_merger import MergedPair
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.log.entries import NewEntry, ProducedEntries
@@ -70,10 +70,10 @@ def test_due_topics_come_in_pages(topic: Stored) -> None:
     topic.append(1)
     due = [_another(topic, f"t{at}", 1, 2, 3, 4).topic_id for at in range(3)]
     buckets = topic.world.activities.delayed
-    asked = IndexWorkTopicsInput(after=-1, topics=2, limit=2)
+    asked = NextTopicPagesInput(after=-1, topics=2, limit=2)
     assert _run(buckets.list_topics_with_index_work, asked) == IndexWorkTopicPages(pages=[[*due[:2]], [*due[2:]]])
     assert _run(
-        buckets.list_topics_with_index_work, IndexWorkTopicsInput(after=due[0], topics=1, limit=1)
+        buckets.list_topics_with_index_work, NextTopicPagesInput(after=due[0], topics=1, limit=1)
     ) == IndexWorkTopicPages(pages=[[due[1]]])
     assert topic.index.claim_bucket_list(due[0], _OTHER)
     assert _run(buckets.list_topics_with_index_work, asked) == IndexWorkTopicPages(pages=[[*due[1:]]])

@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from activities.deletion.inputs_and_results import DeadLetterInput, DeleteIntentResult
+from activities.deletion.inputs_and_results import DeadLetterInput
 from logstore import failpoints
-from logstore.deletion.intents import IntentKey, Outcome
+from logstore.deletion.intents import DeleteIntentResult, IntentKey, Outcome
 from logstore.errors import ClaimHeld, CorruptData, InvalidInput, NoProgress, StoreUnavailable, UnknownObject
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.deletion.inputs_and_results import DeleteIntentResult
-from logstore.deletion.intents import Outcome
+from logstore.deletion.intents import DeleteIntentResult, Outcome
 from logstore.errors import StoreUnavailable, Unsupported
 from logstore.positions import LedgerId
 from logstore.records.manifest import MANIFEST_PREFIX

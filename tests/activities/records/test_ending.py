@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from activities.records.end_records import EndRecordsActivities
-from activities.records.inputs_and_results import EndRecordsPageInput
+from activities.records.end_records import EndRecordsActivities, EndRecordsPageInput
 from logstore.records.functions import LedgerRecord, RecordFunction
 from logstore.records.job_results import SelectionPageStart
 from logstore.retrying_clock import Clock

@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 
 from activities.deletion.claims_and_causes import CLAIM_S
-from activities.records.defragment_raid_ship import ReplicateRecordsActivities
-from activities.records.flush_records import FlushRecordsActivities
-from activities.records.inputs_and_results import DefragmentInput, FlushInput, RaidInput, ShipToReplicasInput
+from activities.records.record_upkeep import (
+    FlushInput,
+    FlushRecordsActivities,
+    RaidInput,
+    RecordPassInput,
+    ReplicateRecordsActivities,
+)
 from logstore.errors import CatalogOutdated
 from logstore.ports.catalog.deletion import Claim
 from logstore.records.job_results import FlushedRecords, ShippedBlocks
@@ -54,7 +58,7 @@ def test_flush_that_watches_goes_on_until_its_time_is_over(world: World, monkeyp
         if len(looks) == 3:
             env.worker_shutdown()
 
-    monkeypatch.setattr("activities.records.flush_records.activity.wait_for_worker_shutdown_sync", rest)
+    monkeypatch.setattr("activities.records.record_upkeep.activity.wait_for_worker_shutdown_sync", rest)
     env = make_activity_environment("flush-records")
     done = env.run(flushing.flush_record_log, FlushInput(watch_s=3_600.0))
     assert (done.flushes, done.manifest) == (2, 2)
@@ -119,7 +123,7 @@ def test_tombstone_is_raided_once_nothing_of_its_ledger_is_on_disk(
     run(world.activities.flushing.flush_record_log, _FLUSH)
     kept = run(world.activities.raiding.mark_and_remove_tombstones, RaidInput(run_id="raid-1"))
     assert (kept.candidates, kept.kept, kept.removed) == (1, 1, 0)
-    done = run(world.activities.defragmentation.defragment_and_remove_old_objects, DefragmentInput())
+    done = run(world.activities.defragmentation.defragment_and_remove_old_objects, RecordPassInput())
     assert done.rewritten > done.written > 0
     assert done.dropped >= 1
     young = run(
@@ -148,7 +152,7 @@ def test_a_replica_that_fails_keeps_no_other_from_its_blocks(world: World) -> No
     flushed = run(world.activities.flushing.flush_record_log, _FLUSH)
     away, here = FakeObjectStore(), FakeObjectStore()
     away.plan(Fault(operation=StoreOperation.LIST, kind=FaultKind.BEFORE, times=1_000))
-    lost, sent = run(_replicas(world, away=away, here=here).ship_to_all_replicas, ShipToReplicasInput())
+    lost, sent = run(_replicas(world, away=away, here=here).ship_to_all_replicas, RecordPassInput())
     assert (lost.replica, lost.manifest, lost.error.startswith("StoreUnavailable: ")) == ("away", 0, True)
     assert sent == ShippedBlocks(
         replica="here",
@@ -163,7 +167,7 @@ def test_a_replica_that_fails_keeps_no_other_from_its_blocks(world: World) -> No
 
 def test_without_replicas_nothing_is_shipped(world: World) -> None:
     """As the settings have it by default."""
-    assert run(world.activities.replication.ship_to_all_replicas, ShipToReplicasInput()) == []
+    assert run(world.activities.replication.ship_to_all_replicas, RecordPassInput()) == []
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 0), (0, 3)])

@@ -6,8 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from activities.transactions.coordinate_transactions import TransactionCoordinatorActivities, broadcast_workflow_id
-from activities.transactions.inputs_and_results import BroadcastInput, BroadcastState, DrainInput, DrainResult
+from activities.transactions.coordinate_transactions import (
+    BroadcastInput,
+    DrainInput,
+    DrainResult,
+    TransactionCoordinatorActivities,
+    broadcast_workflow_id,
+)
 from logstore import failpoints
 from logstore.errors import CorruptData, SextonError, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
@@ -16,7 +21,7 @@ from logstore.log.services import AppendResult
 from logstore.ports.catalog.log import Topic
 from logstore.ports.catalog.transactions import StoredTransaction
 from logstore.transactions.services.broadcast import Broadcaster, BroadcastResult
-from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import BroadcastState, TransactionId, TransactionState
 from tests.activities.activity_world import make_activity_environment
 from tests.fakes.meter import FakeMeter, metric_series
 from tests.faults.transaction_course import virtual_coordinator_clock

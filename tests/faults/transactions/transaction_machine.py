@@ -17,8 +17,12 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from activities.transactions.coordinate_transactions import TransactionCoordinatorActivities, broadcast_workflow_id
-from activities.transactions.inputs_and_results import BroadcastInput, DrainInput
+from activities.transactions.coordinate_transactions import (
+    BroadcastInput,
+    DrainInput,
+    TransactionCoordinatorActivities,
+    broadcast_workflow_id,
+)
 from logstore import failpoints
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import (

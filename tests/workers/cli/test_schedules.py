@@ -8,7 +8,6 @@ from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeCommandServices
 from workers.client.schedules import ScheduleSummary, list_recurring_jobs
 from workers.settings import Settings
-from workflows.deletion.job_definitions import DeletionPolicy
 
 
 def test_schedule_list_tells_when_each_runs(run: Run) -> None:
@@ -50,7 +49,7 @@ def test_schedule_list_shows_every_name_whole_on_80_columns(
     run: Run, services: FakeCommandServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ids and workflows are what a person types again; times have no year there, and no line breaks."""
-    jobs = list_recurring_jobs(Settings(home=services.cwd, replica_buckets="copy"), DeletionPolicy())
+    jobs = list_recurring_jobs(Settings(home=services.cwd, replica_buckets="copy"))
     moment = datetime(2026, 11, 20, 17, 5, 9, tzinfo=UTC)
 
     async def list_schedules() -> list[ScheduleSummary]:

@@ -8,8 +8,12 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError
 
-from workers.client.failure_size_limit import MAX_FAILURE_BYTES, EncryptableFailureConverter, ShorteningFailureConverter
-from workers.client.payload_encryption import PLAIN_DATA_CONVERTER
+from workers.client.data_converter import (
+    MAX_FAILURE_BYTES,
+    PLAIN_DATA_CONVERTER,
+    EncryptableFailureConverter,
+    ShorteningFailureConverter,
+)
 
 _SENTENCE = "spark: no session with spark://h:7077: h:7077 does not answer; check the setting spark_master"
 _JAVA = "\n".join(f"\tat org.apache.spark.Some$Class.method(Some.scala:{line})" for line in range(2_000))

@@ -43,14 +43,14 @@ async def _signals(client: Client, workflow_id: str) -> list[str]:
 @pytest.mark.parametrize("more", [{}, {"start_signal": "again"}], ids=["started", "started by a signal"])
 def test_workflow_of_another_type_under_the_id_of_a_job_is_refused(settings: Settings, more: dict[str, Any]) -> None:
     """Its result would be waited for, perhaps for ever; it is sent no signal."""
-    key = uuid.uuid4().hex
+    key = uuid.uuid4().int >> 66  # of a topic that no other test has
 
     async def run() -> tuple[BaseException, list[str]]:
         client = (await Sexton.connect(settings)).client
         async with _running(client, "theirs", TRIM_TOPIC.id(key)):
-            request = TrimTopicInput(topic_id=1, topic="persistent://a/b/c", actor="tests", reason="a test")
+            request = TrimTopicInput(topic_id=key, topic="persistent://a/b/c", actor="tests", reason="a test")
             with pytest.raises(PreconditionFailed) as refused:
-                await start_job(client, TRIM_TOPIC, request, key, queue="nobody", summary="a trim", **more)
+                await start_job(client, TRIM_TOPIC, request, queue="nobody", **more)
             return refused.value, await _signals(client, TRIM_TOPIC.id(key))
 
     error, signals = asyncio.run(run())
@@ -64,17 +64,14 @@ def test_job_of_its_own_type_is_joined_and_one_that_ended_is_started_again(
     settings: Settings, more: dict[str, Any]
 ) -> None:
     """What ran under the id before does not matter."""
-    key = uuid.uuid4().hex
+    key = uuid.uuid4().int >> 66  # of a topic that no other test has
 
     async def run() -> list[str | None]:
         client = (await Sexton.connect(settings)).client
         async with _running(client, "theirs", TRIM_TOPIC.id(key)):
             pass
-        request = TrimTopicInput(topic_id=1, topic="persistent://a/b/c", actor="tests", reason="a test")
-        joined = [
-            await start_job(client, TRIM_TOPIC, request, key, queue="nobody", summary="a trim", **more)
-            for _ in range(2)
-        ]
+        request = TrimTopicInput(topic_id=key, topic="persistent://a/b/c", actor="tests", reason="a test")
+        joined = [await start_job(client, TRIM_TOPIC, request, queue="nobody", **more) for _ in range(2)]
         await joined[0].terminate()
         return [handle.result_run_id for handle in joined]
 
@@ -94,16 +91,14 @@ def test_apply_of_a_cluster_joins_one_with_the_same_options_only(
     settings: Settings, changes: dict[str, Any], refusal: str | None
 ) -> None:
     """Who asked, and why, may differ."""
-    key = uuid.uuid4().hex
-    first = ApplyPulsarInput(run_id="pulsar-1", actor="ann", limit=10)
+    key = f"pulsar-{uuid.uuid4().hex[:12]}"
+    first = ApplyPulsarInput(run_id=key, actor="ann", limit=10)
 
     async def run() -> None:
         client = (await Sexton.connect(settings)).client
 
         async def start(request: ApplyPulsarInput) -> WorkflowHandle[Any, Any]:
-            return await start_job(
-                client, APPLY_PULSAR, request, key, queue="nobody", summary="an apply", joins_same_request_only=True
-            )
+            return await start_job(client, APPLY_PULSAR, request, queue="nobody", joins_same_request_only=True)
 
         handle = await start(first)
         try:
@@ -125,7 +120,7 @@ def test_type_is_asked_for_at_most_once_a_start(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], asked: list[int]
 ) -> None:
     """A run that was just started is the job's; the one that was asked about before its signal is known."""
-    key, described = uuid.uuid4().hex, list[str]()
+    key, described = uuid.uuid4().int >> 66, list[str]()
     describe = WorkflowHandle.describe
 
     async def count(handle: WorkflowHandle[Any, Any], **options: Any) -> WorkflowExecutionDescription:
@@ -134,12 +129,12 @@ def test_type_is_asked_for_at_most_once_a_start(
 
     async def run() -> list[int]:
         client = (await Sexton.connect(settings)).client
-        request = TrimTopicInput(topic_id=1, topic="persistent://a/b/c", actor="tests", reason="a test")
+        request = TrimTopicInput(topic_id=key, topic="persistent://a/b/c", actor="tests", reason="a test")
         monkeypatch.setattr(WorkflowHandle, "describe", count)
         counts = []
         for _ in range(2):
             described.clear()
-            handle = await start_job(client, TRIM_TOPIC, request, key, queue="nobody", summary="a trim", **more)
+            handle = await start_job(client, TRIM_TOPIC, request, queue="nobody", **more)
             counts.append(len(described))
         await handle.terminate()
         return counts
@@ -151,7 +146,7 @@ def test_workflow_that_takes_the_id_after_the_question_is_refused(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The signal may have reached it; its result is not waited for."""
-    key = uuid.uuid4().hex
+    key = uuid.uuid4().int >> 66  # of a topic that no other test has
     workflow_id, describe = TRIM_TOPIC.id(key), WorkflowHandle.describe
 
     async def run() -> BaseException:
@@ -166,9 +161,9 @@ def test_workflow_that_takes_the_id_after_the_question_is_refused(
                     started.append(await client.start_workflow("theirs", id=workflow_id, task_queue="nobody"))
 
         monkeypatch.setattr(WorkflowHandle, "describe", describe_early)
-        request = TrimTopicInput(topic_id=1, topic="persistent://a/b/c", actor="tests", reason="a test")
+        request = TrimTopicInput(topic_id=key, topic="persistent://a/b/c", actor="tests", reason="a test")
         with pytest.raises(PreconditionFailed) as refused:
-            await start_job(client, TRIM_TOPIC, request, key, queue="nobody", summary="a trim", start_signal="again")
+            await start_job(client, TRIM_TOPIC, request, queue="nobody", start_signal="again")
         await started[0].terminate()
         return refused.value
 

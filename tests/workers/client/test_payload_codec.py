@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from temporalio.api.common.v1 import Payload
 
 from logstore.errors import InvalidInput
-from workers.client.payload_encryption import (
+from workers.client.data_converter import (
     ENCODING,
     KEY_NAME,
     EncryptingCodec,

@@ -17,9 +17,8 @@ from temporalio.worker import Worker
 
 from logstore.errors import InvalidInput, ServiceFailed, UnknownObject
 from tests.workflows.workflow_harness import assert_eventually
-from workers.client import Sexton, stuck_scheduled_runs
-from workers.client.schedules import require_readable_schedules
-from workers.client.stuck_scheduled_runs import find_stuck_runs, restart_schedule
+from workers.client import Sexton, schedules
+from workers.client.schedules import find_stuck_runs, require_readable_schedules, restart_schedule
 from workers.hosting.readiness import make_schedules_check
 from workers.operations.service_checks import _check_stuck_schedules, run_check_as_row
 from workers.settings import Settings
@@ -136,8 +135,8 @@ def test_run_that_does_not_end_is_named(settings: Settings, monkeypatch: pytest.
         await namespace.create()
         old = await namespace.start()
         assert await namespace.problems() == []
-        monkeypatch.setattr(stuck_scheduled_runs, "_MAX_AGE_INTERVALS", 0)
-        monkeypatch.setattr(stuck_scheduled_runs, "_MIN_AGE", timedelta())
+        monkeypatch.setattr(schedules, "_MAX_AGE_INTERVALS", 0)
+        monkeypatch.setattr(schedules, "_MIN_AGE", timedelta())
         ((schedule, workflow_id, problem),) = await namespace.problems()
         assert (schedule, workflow_id) == ("sexton-sweep", old)
         assert problem.startswith(f"{old} has not ended since 2")
@@ -156,8 +155,8 @@ def test_doctor_names_a_schedule_that_is_stuck(settings: Settings, monkeypatch: 
         await namespace.create()
         assert await asyncio.to_thread(_check_stuck_schedules, settings) == "1 schedule, and no job of theirs is stuck"
         await namespace.start()
-        monkeypatch.setattr(stuck_scheduled_runs, "_MAX_AGE_INTERVALS", 0)
-        monkeypatch.setattr(stuck_scheduled_runs, "_MIN_AGE", timedelta())
+        monkeypatch.setattr(schedules, "_MAX_AGE_INTERVALS", 0)
+        monkeypatch.setattr(schedules, "_MIN_AGE", timedelta())
         row = await asyncio.to_thread(run_check_as_row, "schedules", _check_stuck_schedules, settings)
         assert row["ok"] is False
         assert "sexton-sweep: sweep-deletions-2" in str(row["detail"])

@@ -24,7 +24,7 @@ from temporalio.worker import Worker
 from logstore.errors import InvalidInput
 from tests.workflows.workflow_harness import assert_eventually
 from workers.client import Sexton
-from workers.client.payload_encryption import encryption_key_name
+from workers.client.data_converter import encryption_key_name
 from workers.client.schedules import AppliedSchedule, require_readable_schedules
 from workers.settings import Settings
 from workflows.delayed.job_definitions import SealBucketsInput

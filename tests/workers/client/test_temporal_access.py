@@ -21,7 +21,7 @@ from logstore.errors import InvalidInput, ServiceFailed
 from tests.tls_servers import HOST, SERVER_NAME, TemporalTlsProxy, TlsCertificateAuthority
 from tests.workflows.workflow_harness import assert_eventually
 from workers.cli.stack_commands import make_environment_for_other_tools
-from workers.client import temporal_credentials
+from workers.client import temporal_connection
 from workers.client.temporal_connection import connect_client, run_with_client
 from workers.operations.service_checks import run_check_as_row
 from workers.settings import Settings
@@ -205,7 +205,7 @@ def test_api_key_that_changes_in_its_file_is_read_again_by_a_worker_that_runs(
     secured: Settings, front: TemporalTlsProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both keys are good for a while, then the new one alone; a file that is away, or holds no key, changes nothing."""
-    monkeypatch.setattr(temporal_credentials, "_KEY_CHECK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(temporal_connection, "_KEY_CHECK_INTERVAL_S", 0.02)
     file = Path(secured.temporal_api_key_file)
 
     async def work() -> None:

@@ -7,7 +7,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 from temporalio.converter import WorkflowSerializationContext
 
-from workers.client.payload_encryption import PLAIN_DATA_CONVERTER
+from workers.client.data_converter import PLAIN_DATA_CONVERTER
 
 
 def test_values_travel_alike_whatever_they_belong_to() -> None:

@@ -12,7 +12,7 @@ from google.protobuf import json_format
 from temporalio.api.common.v1 import Payload, Payloads
 
 from logstore.errors import InvalidInput
-from workers.client.payload_encryption import EncryptingCodec
+from workers.client.data_converter import EncryptingCodec
 from workers.hosting.page_server import (
     MAX_REQUEST_BYTES,
     PageRouter,

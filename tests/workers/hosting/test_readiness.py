@@ -9,7 +9,7 @@ import pytest
 
 from logstore.errors import ServiceFailed
 from tests.faults.real_world import wait_until_true
-from workers.client.stuck_scheduled_runs import StuckRun
+from workers.client.schedules import StuckRun
 from workers.hosting.readiness import FRESH_S, Readiness, WorkerPhase, make_schedules_check, make_threaded_checks
 from workers.hosting.worker_process import run_in_background
 

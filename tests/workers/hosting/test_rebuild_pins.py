@@ -33,9 +33,7 @@ def _pin(log: RecordLog, settings: Settings, manifest: int) -> str:
 
 async def _start(client: Client, rebuild: str, **options: Any) -> WorkflowHandle[Any, Any]:
     request = RebuildCatalogInput(rebuild=rebuild)
-    return await start_job(
-        client, REBUILD_CATALOG, request, rebuild, queue=f"nobody-serves-{rebuild}", summary="", **options
-    )
+    return await start_job(client, REBUILD_CATALOG, request, queue=f"nobody-serves-{rebuild}", **options)
 
 
 def _pin_ids(log: RecordLog) -> set[str]:

@@ -1,26 +1,46 @@
 """The contracts of workflows are read from the code."""
 
+import json
 import re
-import sys
-from dataclasses import MISSING
-from types import ModuleType
+from dataclasses import MISSING, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
+import workflows
+from activities.deletion.phase_two_steps import delete_ledger_workflow_id
+from activities.transactions.coordinate_transactions import broadcast_workflow_id
+from logstore.deletion.intents import IntentKey
+from logstore.transactions.transaction_ids_and_states import TransactionId
+from tests.replay.record import HISTORIES
 from tests.workflows.test_malformed import GOOD
-from workers.reference import reachable_errors
 from workers.reference.workflow_contracts import (
     WorkflowContract,
-    _list_workflow_id_forms,
+    is_final_error,
     list_contract_fields,
-    list_jobs_by_name,
     list_workflow_contracts,
+    read_errors_of_activities,
 )
-from workflows.delayed.job_definitions import BuildDelayedIndexInput
-from workflows.deletion.job_definitions import DeletionPolicy, TrimTopicInput
+from workflows.delayed.job_definitions import SEAL_BUCKETS, BuildDelayedIndexInput, SealBucketsInput
+from workflows.deletion.job_definitions import (
+    DELETE_LEDGER,
+    FAILED_OUTCOMES,
+    DeleteLedgerInput,
+    DeletionPolicy,
+    TrimTopicInput,
+)
+from workflows.job_definition import JobDefinition
+from workflows.jobs import JOB_BY_NAME
+from workflows.reconciliation.job_definitions import SCRUB_LEDGERS, ScrubLedgersInput
+from workflows.records.job_definitions import FLUSH_RECORDS, FOLLOW_RECORDS, FollowRecordsInput
+from workflows.transactions.job_definitions import BROADCAST_TRANSACTION, BroadcastTransactionInput
 
 _FOUND = {one.name: one for one in list_workflow_contracts()}
-_PLACEHOLDER = re.compile(r"{(\w+)}")
+_SCHEDULED = "activityTaskScheduledEventAttributes"
+_PLACEHOLDER = re.compile(r"{\w+}")
+_WORKFLOWS = Path(workflows.__path__[0])
 
 
 @pytest.mark.parametrize("contract", _FOUND.values(), ids=lambda one: one.name)
@@ -46,18 +66,56 @@ def test_field_has_its_type_its_default_its_bounds_and_the_comment_beside_it() -
     assert inherited["queue"].bounds == ("sexton-bulk, or nothing: workers serve no other for these",)
 
 
-def test_ids_are_made_of_what_the_request_names() -> None:
-    """A program can fill in each form; a transaction is written with a hyphen."""
-    for name, job in list_jobs_by_name().items():
-        known = {one.name for one in list_contract_fields(job.request)} | (
-            {"tc", "sequence"} if "txn" in GOOD[name] else set()
-        )
-        assert {part for key in job.keys for part in _PLACEHOLDER.findall(key)} <= known, name
+@pytest.mark.parametrize("job", JOB_BY_NAME.values(), ids=lambda one: one.name)
+def test_ids_are_made_of_what_the_request_names(job: JobDefinition[Any, Any]) -> None:
+    """The id of each good start has one of the forms that the reference lists."""
+    request = TypeAdapter(job.request).validate_python(GOOD[job.name])
+    forms = [_PLACEHOLDER.sub(".+", form) for form in _FOUND[job.name].ids]
+    assert any(re.fullmatch(form, job.id_of_request(request)) for form in forms)
+
+
+def test_ids_of_some_jobs() -> None:
+    """A transaction is written with a hyphen, and many topics as a digest."""
     assert _FOUND["seal-buckets"].ids == ("seal-buckets", "seal-buckets/{topic_id}")
+    assert SEAL_BUCKETS.id_of_request(SealBucketsInput()) == "seal-buckets"
+    assert SEAL_BUCKETS.id_of_request(SealBucketsInput(topic_id=0)) == "seal-buckets/0"
+    broadcast = BroadcastTransactionInput(txn="3:17")
+    assert BROADCAST_TRANSACTION.id_of_request(broadcast) == "broadcast-transaction/3-17"
+    assert broadcast_workflow_id(TransactionId(3, 17)) == "broadcast-transaction/3-17"
+    assert SCRUB_LEDGERS.id_of_request(ScrubLedgersInput()) == "scrub-ledgers"
+    assert SCRUB_LEDGERS.id_of_request(ScrubLedgersInput(topic_ids=[7])) == "scrub-ledgers/7"
+    assert re.fullmatch("scrub-ledgers/[0-9a-f]{16}", SCRUB_LEDGERS.id_of_request(ScrubLedgersInput(topic_ids=[7, 8])))
     assert _FOUND["follow-records"].ids[0] == "follow-records/{replica}"
-    with pytest.raises(LookupError, match="workflow no-such-job: expected a job with an id"):
-        _list_workflow_id_forms("no-such-job")
-    assert _FOUND["delete-ledger"].ids[1] == "delete-ledger/{ledger_id}/{copy}/{generation}/{openings}"
+    follow = FollowRecordsInput(replica="far/one", seed=True, watch_s=1.0)
+    assert FOLLOW_RECORDS.id_of_request(follow) == "follow-records/far/one/seed"
+    assert FOLLOW_RECORDS.id_of_request(replace(follow, seed=False)) == "follow-records/far/one/watch"
+    key = IntentKey(ledger_id=1, copy="LEDGER", generation=2, openings=3)
+    deletion = DeleteLedgerInput(key=key, topic="", catalog_epoch=1)
+    assert DELETE_LEDGER.id_of_request(deletion) == delete_ledger_workflow_id(key) == "delete-ledger/1/LEDGER/2/3"
+
+
+@pytest.mark.parametrize("job", JOB_BY_NAME.values(), ids=lambda one: one.name)
+def test_activities_and_children_are_those_that_recorded_runs_start(job: JobDefinition[Any, Any]) -> None:
+    """The recorded histories of each type are replayed with the workflows of today, and go through every activity."""
+    events = [
+        event for path in HISTORIES.glob(f"{job.name}/*/*.json") for event in json.loads(path.read_text())["events"]
+    ]
+    scheduled = [one[_SCHEDULED] for one in events if _SCHEDULED in one]
+    assert {*job.activities} == {one["activityType"]["name"] for one in scheduled}
+    starts_jobs = any("startChildWorkflowExecutionInitiatedEventAttributes" in one for one in events)
+    assert job.starts_jobs is (starts_jobs or job is FLUSH_RECORDS), "a flush starts a child after a thousand blocks"
+
+
+@pytest.mark.parametrize("job", JOB_BY_NAME.values(), ids=lambda one: one.name)
+def test_each_final_error_of_an_activity_refuses_the_job_or_ends_it_or_is_handled(job: JobDefinition[Any, Any]) -> None:
+    """And a job ends with no error that nothing of it raises."""
+    raised = {error for name in job.activities for error in read_errors_of_activities()[name] if is_final_error(error)}
+    assert raised <= {*job.guards, *job.failures, *job.handled_errors, "InvalidInput"}
+    assert {*job.handled_errors} <= raised
+    of_other_jobs = {error for other in JOB_BY_NAME.values() if job.starts_jobs for error in other.failures}
+    code = "".join(path.read_text() for path in _WORKFLOWS.rglob("*.py") if path.name != "job_definitions.py")
+    own = {error for error in job.failures if f'"{error}"' in code} | {*FAILED_OUTCOMES}
+    assert {*job.failures} <= raised | of_other_jobs | own
 
 
 def test_errors_are_those_of_the_activities_and_of_the_workflow_itself() -> None:
@@ -89,39 +147,6 @@ def test_errors_that_no_guard_looks_at_fail_a_workflow() -> None:
     assert {"CatalogMismatch", "PreconditionFailed", "StaleCatalog"} <= set(_FOUND["apply-orphans"].refused)
     assert "ClaimHeld" in _FOUND["trim-topic"].fails
     assert "ClaimHeld" not in _FOUND["trim-topics"].fails
-
-
-def test_only_what_a_workflow_reaches_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a module that several share each has what its own methods name, and of a class the methods that are used."""
-    shared = ModuleType("workflows.shared_by_two")
-    source = """
-from temporalio.exceptions import ApplicationError
-
-GUARDS = ("CatalogAdopting",)
-
-def used():
-    raise ApplicationError("", type="Used")
-
-def unused():
-    raise ApplicationError("", type="Unused", details=GUARDS)
-
-class Kept:
-    def asked(self):
-        used()
-
-    def never(self):
-        unused()
-
-class One:
-    def __init__(self, kept: Kept):
-        kept.asked()
-"""
-    monkeypatch.setattr("inspect.getsource", lambda _: source)
-    monkeypatch.setitem(sys.modules, shared.__name__, shared)
-    exec(source, shared.__dict__)  # noqa: S102 - the text above
-    code = reachable_errors.collect_reachable_code(shared.One)
-    assert reachable_errors.find_raised_failure_types(code) == {"Used"}
-    assert reachable_errors.find_guard_refusals(code) == set()
 
 
 def test_calls_are_those_that_a_workflow_answers() -> None:

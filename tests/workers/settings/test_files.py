@@ -9,7 +9,7 @@ import pytest
 
 from logstore.errors import InvalidInput
 from logstore.setting_files import MAX_FILE_BYTES, read_setting_file
-from workers.client.temporal_credentials import read_temporal_credentials
+from workers.client.temporal_connection import read_temporal_credentials
 from workers.settings import Settings, load_settings, read_temporal_api_key
 from workers.settings.tls_files import read_tls_files
 

@@ -11,7 +11,7 @@ from logstore.identity.bucket_markers import BucketRole
 from tests.tls_servers import TlsCertificateAuthority
 from workers.assembly.log_store_from_settings import executor_bucket_address, executor_catalog_and_bucket_addresses
 from workers.assembly.pulsar_cluster import pulsar_cluster_from_settings
-from workers.client.temporal_credentials import read_temporal_credentials
+from workers.client.temporal_connection import read_temporal_credentials
 from workers.hosting.bundle_ownership import ensemble_from_settings
 from workers.settings import LoadedSettings, Settings
 

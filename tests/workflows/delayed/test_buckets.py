@@ -5,13 +5,13 @@ from temporalio import activity
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from activities.delayed.inputs_and_results import (
+from activities.delayed.seal_and_merge_buckets import (
     ChoiceReason,
     IndexWorkTopicPages,
-    IndexWorkTopicsInput,
     SealTopicInput,
     SealTopicsResult,
 )
+from activities.deletion.trim_by_retention import NextTopicPagesInput
 from logstore.delayed.index_buckets import SealAndMergeLimits
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
@@ -300,7 +300,7 @@ async def test_look_for_due_topics_is_tried_again_while_the_catalog_is_away(
     failures = [StoreUnavailable("planned: the catalog is away")] * 3
 
     @activity.defn(name="delayed.due_topics")
-    def list_topics_with_index_work(request: IndexWorkTopicsInput) -> IndexWorkTopicPages:
+    def list_topics_with_index_work(request: NextTopicPagesInput) -> IndexWorkTopicPages:
         if failures:
             raise failures.pop()
         return IndexWorkTopicPages(pages=[])

@@ -18,14 +18,13 @@ from activities.deletion.inputs_and_results import (
     ChunkInput,
     ChunkResult,
     DeleteIntentInput,
-    DeleteIntentResult,
     DetachInput,
     DetachResult,
     RowRangesInput,
     RowRangesPage,
 )
 from activities.owner_routing import OwnerRoutedAnswer
-from logstore.deletion.intents import BatchCertificate, DeletionState
+from logstore.deletion.intents import BatchCertificate, DeleteIntentResult, DeletionState
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.object_store import Fault, FaultKind, StoreOperation

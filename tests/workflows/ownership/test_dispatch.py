@@ -10,15 +10,8 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 
-from activities.deletion.inputs_and_results import (
-    ChunkInput,
-    ChunkResult,
-    DeleteIntentInput,
-    DeleteIntentResult,
-    DetachInput,
-    DetachResult,
-)
-from logstore.deletion.intents import DeletionState, Outcome
+from activities.deletion.inputs_and_results import ChunkInput, ChunkResult, DeleteIntentInput, DetachInput, DetachResult
+from logstore.deletion.intents import DeleteIntentResult, DeletionState, Outcome
 from logstore.errors import CorruptData, NotOwner, ServiceFailed, StoreUnavailable
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId

@@ -8,7 +8,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowFailureError
 
-from activities.records.inputs_and_results import EndRecordsPageInput, EndRecordsPageResult
+from activities.records.end_records import EndRecordsPageInput, EndRecordsPageResult
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogBusy
 from logstore.positions import LedgerId

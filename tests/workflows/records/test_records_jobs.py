@@ -6,7 +6,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowHandle
 
-from activities.records.inputs_and_results import FlushInput
+from activities.records.record_upkeep import FlushInput
 from logstore.ports.catalog.deletion import Claim
 from logstore.records.job_results import FlushedRecords, ReplicaAwaitedByRaid
 from logstore.records.services.record_log import RecordLog

@@ -3,9 +3,14 @@
 import pytest
 from temporalio import activity
 
-from activities.transactions.inputs_and_results import BroadcastInput, BroadcastState
+from activities.transactions.coordinate_transactions import BroadcastInput
 from logstore.ports.catalog.deletion import AuditCause
-from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import (
+    BroadcastState,
+    Participant,
+    TransactionId,
+    TransactionState,
+)
 from tests.workflows.transactions.parties import Parties, owing, pauses
 from tests.workflows.workflow_harness import WorkflowHarness, query_current_details
 from workflows.transactions.broadcast_transaction import BroadcastTransaction

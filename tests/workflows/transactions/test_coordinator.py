@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from temporalio import activity
 
-from activities.transactions.inputs_and_results import DrainInput, DrainResult
+from activities.transactions.coordinate_transactions import DrainInput, DrainResult
 from logstore.transactions.transaction_ids_and_states import TransactionState
 from tests.workflows.transactions.parties import TC, Parties, broadcast_id, owing, pauses, worked
 from tests.workflows.workflow_harness import Gate, WorkflowHarness, assert_eventually, query_current_details

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from temporalio.testing import ActivityEnvironment
 
-from activities.records.inputs_and_results import CompareShardsInput, RebuildStepInput
-from activities.records.rebuild_catalog import LoadedCatalogServices, RebuildCatalogActivities
+from activities.records.rebuild_catalog import CompareShardsInput, LoadedCatalogServices, RebuildCatalogActivities
 from logstore.catalog import Catalog, Database
 from logstore.catalog.records.rebuild_loading import RebuildDatabase
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
@@ -23,7 +22,7 @@ from logstore.positions import Position
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.job_results import RebuildAdoptionResult
 from logstore.records.manifest import Manifest
-from logstore.records.rebuild_job import RebuildId, WriteCatalogRowsJob
+from logstore.records.rebuild_job import RebuildId, RebuildRequest, WriteCatalogRowsJob
 from logstore.records.services.flusher import Flusher
 from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import RecordLog
@@ -197,7 +196,7 @@ class Chain:
         new = RebuildId.for_command(
             self.catalog_id, start.require_newest_manifest().number, database_url=url, skip_unreadable=False
         )
-        request = RebuildStepInput(rebuild=target.rebuild or str(new), take_over=take_over)
+        request = RebuildRequest(rebuild=target.rebuild or str(new), take_over=take_over)
 
         def run(step: str, dies_at: str) -> RebuildAdoptionResult:
             adopted = RebuildAdoptionResult()
