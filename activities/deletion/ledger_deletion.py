@@ -71,7 +71,7 @@ from logstore.ports.bundle_owners import TopicOwners
 from logstore.ports.catalog.deletion import Claim, IntentResult
 from logstore.ports.object_storage import StorageByCopyKind
 from logstore.positions import LedgerId, TopicId
-from logstore.records.services.shared_flushes import SharedFlushes
+from logstore.records.services.flusher import SharedFlushes
 from logstore.records.tombstone_rules import parse_delete_durability
 
 

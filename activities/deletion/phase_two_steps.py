@@ -37,7 +37,7 @@ from logstore.errors import (
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog.deletion import IntentResult
 from logstore.ports.object_storage import CopyRemovalResult, CopyStorage, StorageByCopyKind
-from logstore.records.services.shared_flushes import SharedFlushes
+from logstore.records.services.flusher import SharedFlushes
 
 
 @dataclass(slots=True)

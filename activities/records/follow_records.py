@@ -9,7 +9,7 @@ from temporalio import activity
 
 from activities.heartbeats import define_activity, raise_if_cancelled, send_heartbeats
 from logstore.records.job_results import FollowedRecords
-from logstore.records.services.replica_follower import ReplicaFollower
+from logstore.records.services.replicas import ReplicaFollower
 from logstore.stop_checks import raise_if_stopped
 from logstore.subjects import HasWatch
 

@@ -18,10 +18,9 @@ from activities.heartbeats import define_activity, send_heartbeats, send_heartbe
 from logstore.catalog.records.outbox import RecordOutbox
 from logstore.errors import CatalogMismatch, PreconditionFailed, SextonError
 from logstore.records.job_results import DefragmentedBlocks, FlushedRecords, RaidedTombstones, ShippedBlocks
-from logstore.records.services.defragmenter import Defragmenter
+from logstore.records.services.bucket_upkeep import Defragmenter, RecordsBucketSweeper
 from logstore.records.services.flusher import Flusher, raise_low_ceilings
-from logstore.records.services.records_bucket_sweeper import RecordsBucketSweeper
-from logstore.records.services.replica_shipments import ReplicaShipments
+from logstore.records.services.replicas import ReplicaShipments
 from logstore.records.services.tombstone_raids import Raider
 from logstore.stop_checks import raise_if_stopped
 from logstore.subjects import HasEligibleAge, HasRun, HasSubject, HasWatch
@@ -98,25 +97,9 @@ class FlushRecordsActivities:
         with _claim_record_log(self._records, progress) as is_claimed:
             if not is_claimed:
                 return FlushedRecords(manifest=state.manifest, left=state.outbox_changes, held=True)
-            flushed = _flush_once(self._flusher, with_all_cursors=with_all_cursors)
+            flushed = self._flusher.flush(cursors=with_all_cursors)
         _count_flush(flushed)
         return flushed
-
-
-def _flush_once(flusher: Flusher, *, with_all_cursors: bool) -> FlushedRecords:
-    flushed = flusher.flush(cursors=with_all_cursors)
-    return FlushedRecords(
-        manifest=flushed.manifest,
-        flushes=int(bool(flushed.blocks or flushed.changes)),
-        records=flushed.records,
-        tombstones=flushed.tombstones,
-        blocks=flushed.blocks,
-        bytes=flushed.bytes,
-        left=flushed.left,
-        named=flushed.named,
-        refused=len(flushed.refused),
-        refusal=str(flushed.refused[0]) if flushed.refused else "",
-    )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from logstore.positions import Position
-from logstore.transactions.transaction_ids_and_states import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionEntryRange, TransactionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,15 @@ class ProducedEntries:
     marks: Sequence[TransactionMarkerFields] = ()  # one mark for each entry, if the entries are transaction markers
 
 
+class ProducerSequenceRange(NamedTuple):
+    """Range of sequence ids of one producer in a segment, all in one transaction or all outside of transactions."""
+
+    producer: str
+    first: int
+    last: int
+    txn: TransactionId | None = None
+
+
 class HighestSequenceIds(NamedTuple):
     """Highest sequence ids of a producer in a topic. -1: the producer has stored no sequence id."""
 
@@ -90,3 +99,17 @@ class HighestSequenceIds(NamedTuple):
             if txn is None
             else HighestSequenceIds(self.committed, last, txn)
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadedSegment:
+    """Properties of an uploaded segment that its registration stores."""
+
+    number: int
+    entries: int
+    size_bytes: int
+    sha256: str | None = None  # SHA-256 of the object, hexadecimal; None: not known
+    epoch: int  # epoch of the catalog whose worker wrote the upload
+    producers: tuple[ProducerSequenceRange, ...] = ()
+    transactions: tuple[TransactionEntryRange, ...] = ()
+    delayed: int = 0  # entries with a delivery time

@@ -26,6 +26,8 @@ add up, the choice with the lowest segment numbers is taken. This choice contain
 choice does. Uploads that are only in other choices are adopted at the end of the ledger. After the last extent, the
 upload with the next number is adopted first. Appends of uploads with higher numbers did not return.
 
+A rebuild stops before it adopts anything if too many ledgers have no objects in storage.
+
 Source: ADR 19.
 """
 
@@ -34,30 +36,15 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
-from logstore.log.entries import HighestSequenceIds
+from logstore.errors import PreconditionFailed
+from logstore.log.entries import HighestSequenceIds, ProducerSequenceRange, UploadedSegment
 from logstore.log.segment_format import RegisteredLedgerExtent, SegmentUploadId
 from logstore.positions import LedgerId
+from logstore.reconciliation.plausibility_guards import MAX_ORPHAN_SHARE, check_fraction, round_up_share
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
 _MAX_CHOICES: Final = 256
 """Maximum number of examined choices. If there are more, every upload counts as possibly registered."""
-
-
-class UploadedSequences(NamedTuple):
-    """Range of sequence ids of one producer in an upload, all in one transaction or all outside of transactions."""
-
-    producer: str
-    first: int
-    last: int
-    txn: TransactionId | None = None
-
-
-class TransactionSpan(NamedTuple):
-    """Consecutive entries of one transaction in an upload."""
-
-    txn: TransactionId
-    offset: int  # index of the first entry in the upload
-    entries: int
 
 
 class UploadedMarker(NamedTuple):
@@ -69,21 +56,13 @@ class UploadedMarker(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnregisteredUpload:
+class UnregisteredUpload(UploadedSegment):
     """Segment in storage without a row. The catalog stores these fields as JSON, under their names."""
 
-    number: int
-    entries: int
-    size_bytes: int
-    sha256: str | None  # digest of the object, hexadecimal
-    epoch: int  # epoch of the catalog whose worker wrote the upload
     mark: SegmentUploadId | None = None  # `None`: the only upload of its append
     behind: RegisteredLedgerExtent | None = None
-    producers: tuple[UploadedSequences, ...] = ()
     numbered: int = 0  # entries with a sequence id
-    transactions: tuple[TransactionSpan, ...] = ()
     markers: tuple[UploadedMarker, ...] = ()
-    delayed: int = 0  # entries with a delivery time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +148,7 @@ class _SequencesAndDecisions:
             sequences.last <= self._last_stored(sequences) for sequences in upload.producers
         )
 
-    def _last_stored(self, sequences: UploadedSequences) -> int:
+    def _last_stored(self, sequences: ProducerSequenceRange) -> int:
         known = self.sequences.get(sequences.producer, HighestSequenceIds())
         return known.committed if known.refuses(sequences.txn) else known.last
 
@@ -279,3 +258,21 @@ def _choices_that_add_up(uploads: Sequence[UnregisteredUpload], entries: int) ->
             (position + 1, missing_entries, choice),
             (position + 1, missing_entries - upload.entries, [*choice, upload]),
         ]
+
+
+MAX_ABSENT_SHARE: Final = MAX_ORPHAN_SHARE
+"""Default maximum share of listed ledgers that have no objects."""
+
+
+def require_small_absent_share(absent: int, ledgers: int, max_share: float) -> None:
+    """Refuse a catalog if more than `max_share` of its listed ledgers have no object in any bucket."""
+    check_fraction("max-absent-share", max_share)
+    share = absent / ledgers if absent else 0.0
+    if share > max_share:
+        raise PreconditionFailed(
+            f"absent share: expected at most {max_share:g} of all listed ledgers without objects, found {share:.3g}:"
+            f" {absent:,} of {ledgers:,}; nothing was settled. See that the buckets and their endpoint are the right"
+            " ones and hold what they should, then run the same command again, or give another database with"
+            " --into if the old catalog has flushed since; if their data is lost for good, give"
+            f" --max-absent-share {round_up_share(share)}"
+        )

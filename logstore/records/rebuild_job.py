@@ -13,27 +13,6 @@ from logstore.errors import InvalidInput
 from logstore.field_bounds import Share, SparkMasterOrNothing
 from logstore.subjects import HasSubject
 
-LOAD_ORDER: Final = (
-    "topic",
-    "ledger_list",
-    "ledger",
-    "ledger_copy",
-    "segment",
-    "cursor",
-    "schema_version",
-    "producer_sequence",
-    "pending_deletion",
-    "transaction",
-    "transaction_participant",
-    "buffer_range",
-    "buffer_hidden",
-    "transaction_snapshot",
-    "delayed_index",
-    "delayed_bucket",
-    "tombstone",
-)
-"""Tables that a rebuild fills, in load order."""
-
 SKIPPED_BLOCK_PREFIX: Final = "skipped: "
 """Prefix of facts in the job's `BulkJobSummary` that name a skipped block. The block's key follows the prefix."""
 

@@ -168,20 +168,6 @@ COLUMNS_BY_KIND: Final[Mapping[RecordKind, tuple[tuple[str, str], ...]]] = {
 TOMBSTONED_KINDS: Final = (RecordKind.TOPIC, RecordKind.LEDGER)
 """Kinds of records that get tombstones."""
 
-PARENT_BY_KIND: Final[Mapping[RecordKind, RecordKind]] = {
-    RecordKind.LIST: RecordKind.TOPIC,  # id of the parent: `topic_id`
-    RecordKind.CURSOR: RecordKind.TOPIC,
-    RecordKind.SCHEMA: RecordKind.TOPIC,  # id of the parent, here and below: `id`
-    RecordKind.PRODUCER: RecordKind.TOPIC,
-    RecordKind.INDEX: RecordKind.TOPIC,
-    RecordKind.SNAPSHOT: RecordKind.TOPIC,
-    RecordKind.SEGMENT: RecordKind.LEDGER,
-    RecordKind.HIDDEN: RecordKind.LEDGER,
-}
-"""Kind of the parent of each dependent record. Removals of dependent records are not recorded, because readers ignore a
-record without a parent.
-"""
-
 
 @cache
 def block_schema(kind: RecordKind) -> "pa.Schema":

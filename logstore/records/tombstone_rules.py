@@ -102,9 +102,13 @@ def decide_replica_state(
     acknowledgement: ReplicaAcknowledgement, *, newest: int, now_us: int, eligible_age_s: float
 ) -> ReplicaState:
     """Return whether a replica is current, behind or stale. `now_us` is by the store's clock."""
-    if acknowledgement.is_revoked or acknowledgement.at_us < eligible_before_us(now_us, eligible_age_s):
+    if is_stale(acknowledgement, now_us=now_us, eligible_age_s=eligible_age_s):
         return ReplicaState.STALE
     return ReplicaState.CURRENT if acknowledgement.manifest >= newest else ReplicaState.BEHIND
+
+
+def is_stale(acknowledgement: ReplicaAcknowledgement, *, now_us: int, eligible_age_s: float) -> bool:
+    return acknowledgement.is_revoked or acknowledgement.at_us < eligible_before_us(now_us, eligible_age_s)
 
 
 def newest_manifest_applied_everywhere(acknowledgements: Iterable[ReplicaAcknowledgement], *, newest: int) -> int:

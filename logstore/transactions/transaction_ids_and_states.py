@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from logstore.errors import InvalidInput, TransactionEnded
 from logstore.field_bounds import EncodedTopicName, FromOutside, bound_from_check
@@ -39,6 +39,14 @@ class TransactionId:
 
     def __str__(self) -> str:
         return f"{self.tc_id}:{self.sequence}"
+
+
+class TransactionEntryRange(NamedTuple):
+    """Consecutive entries of a segment that belong to one transaction."""
+
+    txn: TransactionId
+    offset: int  # index of the first entry in the segment
+    entries: int
 
 
 TRANSACTION_ID: Final = bound_from_check(TransactionId.parse)

@@ -7,9 +7,9 @@ used again after a deletion that was not durable, the newer record is written.
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -19,18 +19,14 @@ import pyarrow.compute as pc
 
 from infra.objects.s3_store import BucketAddress
 from logstore.atomic_files import replace_atomically
-from logstore.catalog.records.rows_from_versions import (
-    UNIQUE_COLUMNS,
+from logstore.catalog.records.version_application import (
     Ids,
     TableRows,
-    build_delayed_index_and_bucket_rows,
+    apply_versions,
     build_ledger_and_copy_rows,
-    build_table_rows,
+    build_rows,
     build_tombstone_rows,
-    build_transaction_and_part_rows,
     read_id_column,
-    select_newest_by_unique_columns,
-    select_with_parent,
     unpack_listed_ledger_ids,
 )
 from logstore.errors import CorruptData, MissingData
@@ -38,9 +34,9 @@ from logstore.identity.bucket_markers import BucketRole, NamedBucket
 from logstore.identity.services.marker_checked_buckets import LostCatalogIdentity
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.manifest import Block
-from logstore.records.newest_versions import overlapping_blocks, split_into_id_ranges, split_newest_versions
+from logstore.records.newest_versions import SplitNewestVersions, overlapping_blocks, split_into_id_ranges
 from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RowFilesFolder, WriteCatalogRowsJob
-from logstore.records.record_kinds import PARENT_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
+from logstore.records.record_kinds import RecordKind, block_schema
 from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import RecordLog
 from spark.job_runner import JobContext
@@ -48,6 +44,7 @@ from spark.job_runner import JobContext
 _K = RecordKind
 _HIDING_KINDS: Final = frozenset({_K.TRANSACTION, _K.HIDDEN})
 """Kinds that hide messages from readers. Without such records, messages of aborted transactions look committed."""
+_KINDS_OF_LEDGERS: Final = (_K.LEDGER, _K.SEGMENT, _K.HIDDEN)
 _KINDS_UNDER_TOPICS: Final = (_K.SCHEMA, _K.PRODUCER, _K.INDEX, _K.SNAPSHOT)
 _MAX_VERSIONS_PER_RANGE: Final = 500_000  # about 300 MB during sorting
 _MAX_SKIPPED_FACTS: Final = 1_000
@@ -64,8 +61,8 @@ class _IdRangeWithBlocks:
 
 @dataclass(frozen=True, slots=True)
 class _WriteTask:
-    kinds: tuple[RecordKind, ...]
-    ranges: tuple[_IdRangeWithBlocks, ...]
+    kinds: tuple[RecordKind, ...]  # parents before their children
+    ranges: tuple[_IdRangeWithBlocks, ...]  # several only if the task reads all records of its kinds
 
 
 @dataclass(slots=True)
@@ -86,10 +83,11 @@ def write_catalog_rows(records: BucketAddress, context: JobContext, job: WriteCa
         *_tasks_by_range(blocks, _K.TRANSACTION),
     ]
     results = context.run_in_executors("find topics and lists", [task for task in tasks if task.ranges], run_task)
-    if not RowFilesFolder(context.folder).topics_path().exists():  # no topics and no lists
-        _save_ids(RowFilesFolder(context.folder), np.zeros(0, np.int64), np.zeros(0, np.int64))
-    ledger_ranges = _split_into_id_ranges(blocks, _K.LEDGER, _K.SEGMENT, _K.HIDDEN, min_ranges=cores)
-    tasks = [_WriteTask((_K.LEDGER,), (id_range,)) for id_range in ledger_ranges]
+    files = RowFilesFolder(context.folder)
+    if not files.topics_path().exists():  # no topics and no lists
+        _save_ids(files, np.zeros(0, np.int64), np.zeros(0, np.int64))
+    ledger_ranges = _split_into_id_ranges(blocks, *_KINDS_OF_LEDGERS, min_ranges=cores)
+    tasks = [_WriteTask(_KINDS_OF_LEDGERS, (id_range,)) for id_range in ledger_ranges]
     tasks += [_task_of_all_ids(blocks, _K.CURSOR)]
     tasks += [task for kind in _KINDS_UNDER_TOPICS for task in _tasks_by_range(blocks, kind)]
     results += context.run_in_executors("find ledgers and segments", [task for task in tasks if task.ranges], run_task)
@@ -137,118 +135,106 @@ def _run_rebuild_task(
     records: BucketAddress, folder: Path, job: WriteCatalogRowsJob, task: _WriteTask
 ) -> _RebuildTaskResult:
     """Run one task in an executor. A task may run twice, even at the same time."""
-    rebuilder = _CatalogRowWriter(_open_log(records, job), RowFilesFolder(folder), skip_unreadable=job.skip_unreadable)
-    if task.kinds[0] is _K.TOPIC:
-        rebuilder.write_topic_and_list_rows(task)
-    elif task.kinds[0] is _K.CURSOR:
-        rebuilder.write_cursor_rows(task)
-    elif task.kinds[0] is _K.LEDGER:
-        rebuilder.write_ledger_rows(task)
-    else:
-        rebuilder.write_rows_of_kind_in_range(task)
-    return rebuilder.result
+    result = _RebuildTaskResult()
+    versions = _VersionReader(_open_log(records, job), result, skip_unreadable=job.skip_unreadable)
+    sink = _RowFiles(RowFilesFolder(folder), result.counts, first_part=task.ranges[0].number)
+    for kind in task.kinds:
+        apply_versions(kind, versions.iterate_versions(kind, task.ranges), sink)
+    sink.finish()
+    return result
 
 
-class _CatalogRowWriter:
-    def __init__(self, log: RecordLog, files: RowFilesFolder, *, skip_unreadable: bool) -> None:
-        self._log, self._files, self._skip_unreadable = log, files, skip_unreadable
-        self.result = _RebuildTaskResult()
+class _VersionReader:
+    def __init__(self, log: RecordLog, result: _RebuildTaskResult, *, skip_unreadable: bool) -> None:
+        self._log, self._result, self._skip_unreadable = log, result, skip_unreadable
 
-    def write_topic_and_list_rows(self, task: _WriteTask) -> None:
-        """Write all topics and lists. Save the ids of topics and of listed ledgers for the tasks that follow."""
-        topics = self._read_unique_and_write_tombstones(task, _K.TOPIC)
-        topic_ids = read_id_column(topics)
-        self._write_rows(0, [build_table_rows(_K.TOPIC, topics)])
-        lists = self._read_unique_and_write_tombstones(task, _K.LIST, topic_ids)
-        self._write_rows(0, [build_table_rows(_K.LIST, lists)])
-        _save_ids(self._files, topic_ids, unpack_listed_ledger_ids(lists))
+    def iterate_versions(self, kind: RecordKind, id_ranges: Iterable[_IdRangeWithBlocks]) -> Iterator[pa.Table]:
+        for id_range in id_ranges:
+            tables = [block_schema(kind).empty_table()]
+            for block in id_range.blocks:
+                if block.kind is kind:
+                    tables += self._read_block(block, id_range.ids)
+            versions = pa.concat_tables(tables)
+            if versions.num_rows:
+                self._result.version = max(self._result.version, pc.max(versions.column("version")).as_py())
+                yield versions
 
-    def write_cursor_rows(self, task: _WriteTask) -> None:
-        cursors = self._read_unique_and_write_tombstones(task, _K.CURSOR, np.load(self._files.topics_path()))
-        self._write_rows(0, [build_table_rows(_K.CURSOR, cursors)])
+    def _read_block(self, block: Block, ids: tuple[int, int]) -> list[pa.Table]:
+        try:
+            return [self._log.read_block(block, ids=ids)]
+        except (CorruptData, MissingData) as error:
+            if not self._skip_unreadable:
+                raise
+            if block.kind in _HIDING_KINDS:
+                raise type(error)(
+                    f"{error}; a block of kind {block.kind} is never left out: consumers would get messages of open and"
+                    " aborted transactions. Restore the object from a version of the bucket or from a replica."
+                ) from error
+            self._result.error_by_block[block.key] = str(error)
+            return []
 
-    def write_ledger_rows(self, task: _WriteTask) -> None:
-        (id_range,) = task.ranges
-        ledgers = self._read_live_and_write_tombstones(_K.LEDGER, id_range)
-        ledger_ids, all_listed = read_id_column(ledgers), np.load(self._files.listed_ledgers_path(), mmap_mode="r")
-        first, last = id_range.ids
-        listed = np.asarray(all_listed[np.searchsorted(all_listed, first) : np.searchsorted(all_listed, last, "right")])
-        segments = select_with_parent(self._read_live_and_write_tombstones(_K.SEGMENT, id_range), ledger_ids)
-        self._write_rows(id_range.number, build_ledger_and_copy_rows(ledgers, segments, listed))
-        self._write_rows(id_range.number, [build_table_rows(_K.SEGMENT, segments)])
-        hidden = select_with_parent(self._read_live_and_write_tombstones(_K.HIDDEN, id_range), ledger_ids)
-        self._write_rows(id_range.number, [build_table_rows(_K.HIDDEN, hidden)])
-        self._count_records(ledgers, segments, hidden)
 
-    def write_rows_of_kind_in_range(self, task: _WriteTask) -> None:
-        (kind,), (id_range,) = task.kinds, task.ranges
-        live = self._read_live_and_write_tombstones(kind, id_range)
-        if PARENT_BY_KIND.get(kind) is _K.TOPIC:
-            live = select_with_parent(live, np.load(self._files.topics_path()))
-        self._count_records(live)
-        if kind is _K.TRANSACTION:
-            self._write_rows(id_range.number, build_transaction_and_part_rows(live))
-        elif kind is _K.INDEX:
-            self._write_rows(id_range.number, build_delayed_index_and_bucket_rows(live))
-        else:
-            self._write_rows(id_range.number, [build_table_rows(kind, live)])
+class _RowFiles:
+    """Sink that writes the rows of one task to files. `counts` gets the numbers of records and of rows by table.
 
-    def _read_unique_and_write_tombstones(
-        self, task: _WriteTask, kind: RecordKind, topic_ids: Ids | None = None
-    ) -> pa.Table:
-        """Return the records of a kind with unique names, ascending by id. With `topic_ids`, only of these topics."""
-        tables = [block_schema(kind).empty_table()]
-        for id_range in task.ranges:
-            if any(block.kind is kind for block in id_range.blocks):
-                live = self._read_live_and_write_tombstones(kind, id_range)
-                tables.append(live if topic_ids is None else select_with_parent(live, topic_ids, "topic_id"))
-        unique = select_newest_by_unique_columns(pa.concat_tables(tables), UNIQUE_COLUMNS[kind])
-        self._count_records(unique)
-        return unique
+    The files of a table get the numbers from `first_part` on. So a repeated task replaces its files. `finish` must be
+    called after the last kind.
+    """
 
-    def _read_live_and_write_tombstones(self, kind: RecordKind, id_range: _IdRangeWithBlocks) -> pa.Table:
-        """Return the newest record versions of live records in the range, ascending by id. Write the tombstones."""
-        versions = self._read_versions(kind, id_range)
-        if not versions.num_rows:
-            return versions
-        self.result.version = max(self.result.version, pc.max(versions.column("version")).as_py())
-        winners = split_newest_versions(versions)
-        if kind in TOMBSTONED_KINDS:
-            number = 2 * id_range.number + (kind is _K.LEDGER)  # two kinds share the table of tombstones
-            self._write_rows(number, [build_tombstone_rows(winners.tombstones, winners.covered, kind)])
-        return winners.live
+    def __init__(self, files: RowFilesFolder, counts: Counter[str], *, first_part: int) -> None:
+        self._files, self._counts = files, counts
+        self._next_tombstone_part = first_part
+        self._part = first_part
+        self._ledgers, self._segments = (block_schema(kind).empty_table() for kind in (_K.LEDGER, _K.SEGMENT))
+        self._listed_ledger_ids: Ids | None = None  # set by the task that writes lists
 
-    def _read_versions(self, kind: RecordKind, id_range: _IdRangeWithBlocks) -> pa.Table:
-        tables = []
-        for block in id_range.blocks:
-            if block.kind is not kind:
-                continue
-            try:
-                tables.append(self._log.read_block(block, ids=id_range.ids))
-            except (CorruptData, MissingData) as error:
-                if not self._skip_unreadable:
-                    raise
-                if kind in _HIDING_KINDS:
-                    raise type(error)(
-                        f"{error}; a block of kind {kind} is never left out: consumers would get messages of open and"
-                        " aborted transactions. Restore the object from a version of the bucket or from a replica."
-                    ) from error
-                self.result.error_by_block[block.key] = str(error)
-        return pa.concat_tables(tables) if tables else block_schema(kind).empty_table()
+    @cached_property
+    def _topic_ids(self) -> Ids:
+        topic_ids: Ids = np.load(self._files.topics_path())
+        return topic_ids
 
-    def _write_rows(self, number: int, tables: Iterable[TableRows]) -> None:
+    def find_parent_ids(self, parent: RecordKind, ids: Ids) -> Ids:
+        del ids  # all parents are in memory
+        return self._topic_ids if parent is _K.TOPIC else read_id_column(self._ledgers)
+
+    def write_tombstones(self, kind: RecordKind, newest: SplitNewestVersions) -> None:
+        part = 2 * self._next_tombstone_part + (kind is _K.LEDGER)  # two kinds share the table of tombstones
+        self._write(part, [build_tombstone_rows(newest.tombstones, newest.covered, kind)])
+        self._next_tombstone_part += 1
+
+    def write_records(self, kind: RecordKind, live: pa.Table) -> None:
+        self._counts["records"] += live.num_rows
+        if kind is _K.LEDGER:
+            self._ledgers = live  # their rows need the totals of segments
+            return
+        if kind is _K.TOPIC:
+            self._topic_ids = read_id_column(live)
+        elif kind is _K.LIST:
+            self._listed_ledger_ids = unpack_listed_ledger_ids(live)
+        elif kind is _K.SEGMENT:
+            self._segments = live
+        self._write(self._part, build_rows(kind, live))
+
+    def finish(self) -> None:
+        """Write the rows of ledgers. Save the ids of topics and of listed ledgers for the tasks that follow."""
+        if self._ledgers.num_rows:
+            ids, all_listed = read_id_column(self._ledgers), np.load(self._files.listed_ledgers_path(), mmap_mode="r")
+            start, stop = np.searchsorted(all_listed, [ids[0], ids[-1] + 1])
+            listed = np.asarray(all_listed[start:stop])
+            self._write(self._part, build_ledger_and_copy_rows(self._ledgers, self._segments, listed))
+        if self._listed_ledger_ids is not None:
+            _save_ids(self._files, self._topic_ids, self._listed_ledger_ids)
+
+    def _write(self, part: int, tables: Iterable[TableRows]) -> None:
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         for table, rows in tables:
-            self.result.counts[table.name] += rows.num_rows
+            self._counts[table.name] += rows.num_rows
             if rows.num_rows:
                 with (
-                    replace_atomically(self._files.part_path(table.name, number)) as new,
+                    replace_atomically(self._files.part_path(table.name, part)) as new,
                     pa.ipc.new_file(new, rows.schema, options=options) as writer,
                 ):
                     writer.write_table(rows, max_chunksize=65_536)
-
-    def _count_records(self, *tables: pa.Table) -> None:
-        self.result.counts["records"] += sum(table.num_rows for table in tables)
 
 
 def _save_ids(files: RowFilesFolder, topic_ids: Ids, listed_ledger_ids: Ids) -> None:

@@ -40,7 +40,7 @@ from logstore.errors import (
     StoreUnavailable,
 )
 from logstore.ownership import Lease
-from logstore.records.services.shared_flushes import SharedFlushes
+from logstore.records.services.flusher import SharedFlushes
 from tests.activities.activity_world import (
     BATCH_ID,
     BATCH_WORKFLOW_ID,

@@ -14,7 +14,7 @@ from logstore.catalog import tables
 from tests.architecture.source import Module, modules
 
 _DOORS: Final = {
-    "adoption": "records.adoption_rows",
+    "adoption": "records.topic_adoption",
     "audit": "audit_log",
     "bucket_marker": "identity",
     "bundle_fence": "ownership.fences",
@@ -31,7 +31,7 @@ _DOORS: Final = {
     "pending_deletion": "deletion.intent_rows",
     "producer_sequence": "log.producer_sequence_rows",
     "record_log": "records.record_log_row",
-    "record_outbox": "records.outbox_rows",
+    "record_outbox": "records.recorded_tables",
     "record_staged": "records.record_log_row",
     "run": "deletion.run_rows",
     "schema_version": "log.component_ledgers",
@@ -50,7 +50,9 @@ _DOORS: Final = {
 _MAKES_A_CATALOG: Final = {"logstore/catalog/engine/catalog_version.py": {"catalog"}}
 _WRITES: Final = {"insert", "update", "delete", "build_dialect_insert", "build_insert_if_absent"}
 _OWN: Final = "logstore/catalog/engine/dialect_sql.py"  # where the last two are made, for whatever table
-_OF_REPLICAS: Final = "logstore/catalog/records/replica_rows.py"  # of every table: their databases refuse all others
+_OF_REPLICAS: Final = (
+    "logstore/catalog/records/replica_database.py"  # of every table: their databases refuse all others
+)
 _TEXT: Final = re.compile(r"\b(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM)\s+(\w+)", re.IGNORECASE)
 
 

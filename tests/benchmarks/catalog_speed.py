@@ -16,9 +16,10 @@ from sqlalchemy import insert
 from logstore.catalog import Catalog, Database, migrate_catalog
 from logstore.catalog import tables as t
 from logstore.deletion.retention import RetentionPolicy
+from logstore.log.entries import ProducerSequenceRange
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog.deletion import AuditCause, Claim
-from logstore.ports.catalog.log import ProducerSequenceRange, RegisterSegmentResult, RegisterSegmentWrite, Topic
+from logstore.ports.catalog.log import RegisterSegmentResult, RegisterSegmentWrite, Topic
 from logstore.positions import LedgerId
 from tests.postgres import PostgresServer
 

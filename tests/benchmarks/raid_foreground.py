@@ -19,7 +19,8 @@ from sqlalchemy import text
 
 from logstore.catalog import Catalog, Database, migrate_catalog, open_catalog
 from logstore.deletion.retention import RetentionPolicy
-from logstore.ports.catalog.log import ProducerSequenceRange, RegisterSegmentResult, RegisterSegmentWrite
+from logstore.log.entries import ProducerSequenceRange
+from logstore.ports.catalog.log import RegisterSegmentResult, RegisterSegmentWrite
 from logstore.records.manifest import IdCeilings
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.manifest_publication import publish_manifest, read_settled_head

@@ -30,7 +30,7 @@ from activities.transactions.build_snapshots import TransactionSnapshotBuildActi
 from activities.transactions.coordinate_transactions import TransactionCoordinatorActivities
 from logstore.ports.bundle_owners import TopicOwners
 from logstore.reconciliation.services.orphan_inspection import OrphanInspector
-from logstore.records.services.shared_flushes import SharedFlushes
+from logstore.records.services.flusher import SharedFlushes
 from workers.assembly.log_store import LogStore
 
 

@@ -32,11 +32,10 @@ from logstore.ports.bulk_jobs import BulkJobRunner
 from logstore.ports.object_storage import BucketAtLocation, OwnedStore, StorageByCopyKind
 from logstore.ports.pulsar_cluster import PulsarClusterAccess
 from logstore.records.functions import RecordFunction, RecordFunctionRegistry
-from logstore.records.services.defragmenter import Defragmenter
+from logstore.records.services.bucket_upkeep import Defragmenter, RecordsBucketSweeper
 from logstore.records.services.flusher import Flusher
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.records_bucket_sweeper import RecordsBucketSweeper
-from logstore.records.services.replica_shipments import ReplicaShipments
+from logstore.records.services.replicas import ReplicaShipments
 from logstore.records.services.tombstone_raids import Raider
 from logstore.retrying_clock import Clock
 from logstore.transactions.services.broadcast import Broadcaster

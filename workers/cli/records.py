@@ -7,7 +7,7 @@ import typer
 
 from logstore.errors import InvalidInput
 from logstore.log.ledger_object_keys import SHARDS
-from logstore.records.absent_ledger_share import MAX_ABSENT_SHARE
+from logstore.records.adoption_rule import MAX_ABSENT_SHARE
 from logstore.records.job_results import FollowedRecords, integer_fields
 from logstore.records.tombstone_rules import estimate_tombstone_sizes
 from workers.cli.command_context import CommandContext

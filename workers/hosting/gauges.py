@@ -23,7 +23,7 @@ from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 from logstore.ports.catalog.records import RecordLogState, TombstoneCounts
 from logstore.ports.catalog.transactions import UnfinishedTransactionCounts
 from logstore.reconciliation.findings import CLUSTER_KINDS, STOPPED, FindingKind, plan_result
-from logstore.records.services.replica_shipments import ReplicaShipments
+from logstore.records.services.replicas import ReplicaShipments
 from logstore.records.tombstone_rules import ReplicaState
 from logstore.transactions.transaction_ids_and_states import TransactionState
 from workers.assembly.log_store import LogStore

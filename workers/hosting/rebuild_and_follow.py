@@ -33,13 +33,13 @@ from logstore.catalog.records.replica_database import open_replica_database
 from logstore.errors import PreconditionFailed, ServiceRefused, UnknownObject
 from logstore.identity.bucket_markers import BucketRole
 from logstore.offload.tiered_copy import CopyLocation
-from logstore.records.absent_ledger_share import MAX_ABSENT_SHARE
+from logstore.records.adoption_rule import MAX_ABSENT_SHARE
 from logstore.records.job_results import FollowedRecords
 from logstore.records.rebuild_job import RebuildId
 from logstore.records.services.flusher import Flusher
 from logstore.records.services.rebuild_manifests import RebuildManifests
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.replica_follower import ReplicaFollower, ReplicaFollowSettings
+from logstore.records.services.replicas import ReplicaFollower, ReplicaFollowSettings
 from logstore.records.services.upload_adoption import UploadAdopter
 from workers.assembly.checked_buckets import identify_catalog_by_records_marker, make_checked_bucket_opener
 from workers.assembly.log_store_from_settings import make_store_clock, open_spark_bulk_jobs

@@ -24,7 +24,7 @@ from logstore.ports.catalog.reconciliation import ReconciliationRun, RunKind
 from logstore.ports.catalog.transactions import StoredTransaction
 from logstore.reconciliation.findings import plan_result
 from logstore.records.services.flusher import find_unrecordable
-from logstore.records.services.replica_shipments import ReplicaStatus
+from logstore.records.services.replicas import ReplicaStatus
 from logstore.transactions.transaction_ids_and_states import TransactionState
 from workers.client.workflow_search import query_workflows
 from workers.hosting.page_server import PageRouter

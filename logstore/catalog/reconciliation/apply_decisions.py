@@ -48,7 +48,7 @@ from logstore.catalog.log.ledger_rows import (
 )
 from logstore.catalog.log.topics import share_lock_and_filter_active_topics
 from logstore.catalog.reconciliation.rows_naming_ledgers import build_segment_sum_columns, read_rows_naming_ledgers
-from logstore.catalog.records.outbox_rows import enqueue_records
+from logstore.catalog.records.recorded_tables import enqueue_records
 from logstore.deletion.intents import DeletionState
 from logstore.errors import UnknownObject
 from logstore.log.ledger_object_keys import segment_key

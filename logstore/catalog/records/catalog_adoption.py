@@ -15,37 +15,32 @@ from logstore.catalog.engine.database import CatalogAdapter, in_read_transaction
 from logstore.catalog.engine.dialect_sql import dataclass_from_row, is_one_of
 from logstore.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT, remove_schema_versions_where
 from logstore.catalog.log.ledger_rows import close_followed_ledgers, remove_ledgers
-from logstore.catalog.records.adoption_rows import (
-    count_absent_ledgers,
-    count_ledgers_by_outcome,
-    count_removed_ledgers,
-    has_unsettled_topic,
-    read_unsettled_topic_ids,
+from logstore.catalog.records.record_log_row import is_adopting, mark_adoption_complete, read_log_state
+from logstore.catalog.records.topic_adoption import (
+    adopt_staged_ledgers,
     replace_staged_ledgers,
-    sample_ledger_ids,
-    sample_topic_names,
     store_outcomes_of_unstaged_ledgers,
 )
-from logstore.catalog.records.record_log_row import is_adopting, mark_adoption_complete, read_log_state
-from logstore.catalog.records.topic_adoption import adopt_staged_ledgers
 from logstore.catalog.transactions.buffer_snapshots import forget_buffer_snapshots
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState
 from logstore.ports.catalog.records import (
+    MAX_SAMPLE_ITEMS,
     AbsentLedgerCounts,
     AdoptionOutcome,
     IssuedIdBounds,
     LedgerDiscrepancy,
     LoadedLedger,
     MissingRowCause,
+    StorageDiscrepancy,
 )
 from logstore.positions import LedgerId, TopicId
 from logstore.records.job_results import RebuildAdoptionResult
 from logstore.records.record_kinds import RecordKind
 
-_L, _S, _C, _P, _T = t.ledger.c, t.segment.c, t.ledger_copy.c, t.pending_deletion.c, t.tombstone.c
+_A, _L, _S, _C, _P, _T = t.adoption.c, t.ledger.c, t.segment.c, t.ledger_copy.c, t.pending_deletion.c, t.tombstone.c
 _LEDGERS_WITH_LIST: Final = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
 
 
@@ -64,9 +59,48 @@ class CatalogAdoption(CatalogAdapter):
     def is_adopting(self, connection: Connection) -> bool:
         return is_adopting(connection)
 
-    def list_loaded_ledgers(self, shard: int, *, after: LedgerId, limit: int) -> list[LoadedLedger]:
+    @in_read_transaction
+    def list_loaded_ledgers(
+        self, connection: Connection, shard: int, *, after: LedgerId, limit: int
+    ) -> list[LoadedLedger]:
         """Return loaded ledgers with id % 256 = `shard` and an id above `after`, ascending."""
-        return self._db.read(lambda connection: _read_loaded_ledgers(connection, shard, after, limit))
+        columns = (
+            t.ledger,
+            t.ledger_list.c.topic_id,
+            t.ledger_list.c.component,
+            t.ledger_list.c.owner.label("keys"),
+            t.topic.c.name.label("topic"),
+        )
+        joined = _LEDGERS_WITH_LIST.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
+        page = select(*columns).select_from(joined).where(_L.ledger_id % SHARDS == shard, _L.ledger_id > after)
+        rows = connection.execute(page.order_by(_L.ledger_id).limit(limit)).all()
+        ids = [row.ledger_id for row in rows]
+        numbers_by_ledger: dict[int, list[int]] = defaultdict(list)
+        segments = select(_S.ledger_id, _S.number).where(is_one_of(connection, _S.ledger_id, ids))
+        for ledger_id, number in connection.execute(segments.order_by(_S.ledger_id, _S.number)):
+            numbers_by_ledger[ledger_id].append(number)
+        copies = select(t.ledger_copy).where(is_one_of(connection, _C.ledger_id, ids), _C.state == CopyState.LIVE.value)
+        context_by_copy = {(row.ledger_id, row.kind): row.context for row in connection.execute(copies)}
+        return [
+            dataclass_from_row(
+                LoadedLedger,
+                row,
+                component=Component(row.component),
+                owner=LedgerOwner(
+                    application=row.application,
+                    component=Component(row.component),
+                    topic_id=TopicId(row.topic_id),
+                    topic=row.topic,
+                    keys=parse_owner_keys(row.keys),
+                ),
+                state=LedgerState(row.state),
+                is_listed=row.place is not None,
+                segments=tuple(numbers_by_ledger[row.ledger_id]),
+                has_primary=(row.ledger_id, CopyKind.LEDGER.value) in context_by_copy,
+                tiered_context=context_by_copy.get((row.ledger_id, CopyKind.OFFLOADED_LEDGER.value)),
+            )
+            for row in rows
+        ]
 
     @in_read_transaction
     def find_missing_row_causes(
@@ -106,13 +140,29 @@ class CatalogAdoption(CatalogAdapter):
         _require_adopting(connection)
         replace_staged_ledgers(connection, shard, ledgers, above_id=above, up_to_id=up_to)
 
-    def count_absent_ledgers(self) -> AbsentLedgerCounts:
+    @in_read_transaction
+    def count_absent_ledgers(self, connection: Connection) -> AbsentLedgerCounts:
         """Count listed ledgers, and those with the saved difference ABSENT. In a READY catalog all counts are zero."""
-        return self._db.read(_count_absent_ledgers)
+        if not is_adopting(connection):
+            return AbsentLedgerCounts()
+        had_row = _A.standing.not_in([StorageDiscrepancy.STRANGER.value, StorageDiscrepancy.ENDED.value])
+        is_settled = and_(_A.adoptee.is_not(None), _A.adoptee != AdoptionOutcome.LEFT_OUT.value)
+        is_removed = ~exists().where(_L.ledger_id == _A.ledger_id)
+        absent, listed, removed = (
+            connection.execute(select(func.count()).select_from(table).where(*conditions)).scalar_one()
+            for table, conditions in (
+                (t.adoption, (_A.standing == StorageDiscrepancy.ABSENT.value,)),
+                (t.ledger, (_L.place.is_not(None),)),
+                (t.adoption, (had_row, is_settled, is_removed)),  # ledgers whose rows adoption has removed
+            )
+        )
+        return AbsentLedgerCounts(absent_ledgers=absent, total_ledgers=listed + removed)
 
-    def list_unsettled_topics(self, *, after: TopicId, limit: int) -> list[TopicId]:
+    @in_read_transaction
+    def list_unsettled_topics(self, connection: Connection, *, after: TopicId, limit: int) -> list[TopicId]:
         """Return topics with saved differences that are not settled, ascending."""
-        return self._db.read(lambda connection: read_unsettled_topic_ids(connection, after=after, limit=limit))
+        page = select(_A.topic_id).where(_A.adoptee.is_(None), _A.topic_id > after).distinct()
+        return [TopicId(topic_id) for topic_id in connection.execute(page.order_by(_A.topic_id).limit(limit)).scalars()]
 
     @in_write_transaction()
     def settle_topic(self, connection: Connection, topic_id: TopicId, *, rows_epoch: int) -> None:
@@ -154,12 +204,31 @@ class CatalogAdoption(CatalogAdapter):
         # Workflows of the old epoch may still run for these intents. So each intent gets a new workflow id.
         move_intents_to_batch(connection, _P.state == DeletionState.PENDING.value, batch_id="", added_openings=1)
 
-    def count_outcomes(self) -> RebuildAdoptionResult:
-        return self._db.read(_build_report)
+    @in_read_transaction
+    def count_outcomes(self, connection: Connection) -> RebuildAdoptionResult:
+        query = select(_A.adoptee, func.count().label("ledgers"), func.sum(_A.segments).label("segments"))
+        rows = connection.execute(query.where(_A.adoptee.is_not(None)).group_by(_A.adoptee)).all()
+        ledgers_by_outcome = dict.fromkeys(AdoptionOutcome, 0) | {
+            AdoptionOutcome(row.adoptee): row.ledgers for row in rows
+        }
+        left_out = t.topic.join(t.adoption, _A.topic_id == t.topic.c.topic_id)
+        topic_names = select(t.topic.c.name).select_from(left_out).where(_A.adoptee == AdoptionOutcome.LEFT_OUT.value)
+        topic_names = topic_names.distinct().order_by(t.topic.c.name).limit(MAX_SAMPLE_ITEMS)
+        return RebuildAdoptionResult(
+            adopted_ledgers=ledgers_by_outcome[AdoptionOutcome.ADOPTED],
+            adopted_segments=sum(int(row.segments) for row in rows),
+            detached=ledgers_by_outcome[AdoptionOutcome.DETACHED],
+            revived=ledgers_by_outcome[AdoptionOutcome.REVIVED],
+            revived_ledgers=_sample_ledger_ids(connection, AdoptionOutcome.REVIVED),
+            missing_data=ledgers_by_outcome[AdoptionOutcome.MISSING],
+            missing_ledgers=_sample_ledger_ids(connection, AdoptionOutcome.MISSING),
+            schemas_left_out=ledgers_by_outcome[AdoptionOutcome.LEFT_OUT],
+            schemas_left_out_of=list(connection.execute(topic_names).scalars()),
+        )
 
     @in_write_transaction()
     def make_catalog_ready(self, connection: Connection) -> None:
-        if has_unsettled_topic(connection):
+        if connection.execute(select(exists().where(_A.adoptee.is_(None)))).scalar():
             raise PreconditionFailed("adoption: expected every topic to be settled, found one that is not")
         mark_adoption_complete(connection)
 
@@ -167,54 +236,6 @@ class CatalogAdoption(CatalogAdapter):
 def _require_adopting(connection: Connection) -> None:
     if not is_adopting(connection):
         raise PreconditionFailed("adoption: expected a catalog that is being adopted, found one that is complete")
-
-
-def _count_absent_ledgers(connection: Connection) -> AbsentLedgerCounts:
-    if not is_adopting(connection):
-        return AbsentLedgerCounts()
-    listed = select(func.count()).select_from(t.ledger).where(_L.place.is_not(None))
-    ledgers = connection.execute(listed).scalar_one() + count_removed_ledgers(connection)
-    return AbsentLedgerCounts(absent_ledgers=count_absent_ledgers(connection), total_ledgers=ledgers)
-
-
-def _read_loaded_ledgers(connection: Connection, shard: int, after: LedgerId, limit: int) -> list[LoadedLedger]:
-    columns = (
-        t.ledger,
-        t.ledger_list.c.topic_id,
-        t.ledger_list.c.component,
-        t.ledger_list.c.owner.label("keys"),
-        t.topic.c.name.label("topic"),
-    )
-    joined = _LEDGERS_WITH_LIST.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
-    page = select(*columns).select_from(joined).where(_L.ledger_id % SHARDS == shard, _L.ledger_id > after)
-    rows = connection.execute(page.order_by(_L.ledger_id).limit(limit)).all()
-    ids = [row.ledger_id for row in rows]
-    numbers_by_ledger: dict[int, list[int]] = defaultdict(list)
-    segments = select(_S.ledger_id, _S.number).where(is_one_of(connection, _S.ledger_id, ids))
-    for ledger_id, number in connection.execute(segments.order_by(_S.ledger_id, _S.number)):
-        numbers_by_ledger[ledger_id].append(number)
-    copies = select(t.ledger_copy).where(is_one_of(connection, _C.ledger_id, ids), _C.state == CopyState.LIVE.value)
-    context_by_copy = {(row.ledger_id, row.kind): row.context for row in connection.execute(copies)}
-    return [
-        dataclass_from_row(
-            LoadedLedger,
-            row,
-            component=Component(row.component),
-            owner=LedgerOwner(
-                application=row.application,
-                component=Component(row.component),
-                topic_id=TopicId(row.topic_id),
-                topic=row.topic,
-                keys=parse_owner_keys(row.keys),
-            ),
-            state=LedgerState(row.state),
-            is_listed=row.place is not None,
-            segments=tuple(numbers_by_ledger[row.ledger_id]),
-            has_primary=(row.ledger_id, CopyKind.LEDGER.value) in context_by_copy,
-            tiered_context=context_by_copy.get((row.ledger_id, CopyKind.OFFLOADED_LEDGER.value)),
-        )
-        for row in rows
-    ]
 
 
 def _remove_unlisted_or_detached_ledgers(connection: Connection) -> None:
@@ -273,20 +294,6 @@ def _remove_newborn_and_unreferenced_ledgers(connection: Connection) -> None:
     store_outcomes_of_unstaged_ledgers(connection, topic_by_ledger, AdoptionOutcome.DETACHED)
 
 
-def _build_report(connection: Connection) -> RebuildAdoptionResult:
-    counts = count_ledgers_by_outcome(connection)
-
-    def count_ledgers(outcome: AdoptionOutcome) -> int:
-        return counts.get(outcome, (0, 0))[0]
-
-    return RebuildAdoptionResult(
-        adopted_ledgers=count_ledgers(AdoptionOutcome.ADOPTED),
-        adopted_segments=sum(segments for _, segments in counts.values()),
-        detached=count_ledgers(AdoptionOutcome.DETACHED),
-        revived=count_ledgers(AdoptionOutcome.REVIVED),
-        revived_ledgers=list(sample_ledger_ids(connection, AdoptionOutcome.REVIVED)),
-        missing_data=count_ledgers(AdoptionOutcome.MISSING),
-        missing_ledgers=list(sample_ledger_ids(connection, AdoptionOutcome.MISSING)),
-        schemas_left_out=count_ledgers(AdoptionOutcome.LEFT_OUT),
-        schemas_left_out_of=list(sample_topic_names(connection, AdoptionOutcome.LEFT_OUT)),
-    )
+def _sample_ledger_ids(connection: Connection, outcome: AdoptionOutcome) -> list[int]:
+    page = select(_A.ledger_id).where(_A.adoptee == outcome.value).order_by(_A.ledger_id).limit(MAX_SAMPLE_ITEMS)
+    return list(connection.execute(page).scalars())

@@ -5,22 +5,14 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, cast, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, exists, func, or_, select
 
 from logstore.catalog import tables as t
 from logstore.catalog.deletion.intent_queries import INTENT_COLUMNS, intent_from_row
 from logstore.catalog.engine.database import CatalogAdapter, in_read_transaction
 from logstore.catalog.engine.dialect_sql import BIG, TEXT, BulkStatement, build_bulk_parameter, is_one_of
-from logstore.catalog.records.outbox_rows import (
-    SOURCES,
-    enqueue_records,
-    match_unflushed_records,
-    remove_outbox_rows,
-    select_keys_of_all_records,
-    select_unflushed_ids,
-)
 from logstore.catalog.records.record_log_row import (
     add_pending_stamp,
     claim_record_log,
@@ -31,6 +23,14 @@ from logstore.catalog.records.record_log_row import (
     stage_blocks,
     store_manifest_and_raise_ceilings,
     unstage_blocks,
+)
+from logstore.catalog.records.recorded_tables import (
+    RECORDED_TABLES,
+    enqueue_records,
+    match_unflushed_records,
+    remove_outbox_rows,
+    select_keys_of_all_records,
+    select_unflushed_ids,
 )
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
@@ -208,15 +208,9 @@ def _compile_unflushed_ledgers(dialect: str) -> BulkStatement:
 
 
 def _compile_existence_lookup(dialect: str, kind: RecordKind) -> BulkStatement:
-    source = SOURCES[kind]
-    table: Any = t.metadata.tables[source.table]
     keys = build_bulk_parameter(dialect, "keys", {"at": BIG, "id": BIG, "sub": TEXT})
     c = keys.source.c
-    same_key = [table.c[source.id] == c.id]
-    if source.sub:
-        column = table.c[source.sub]
-        same_key.append(column == (cast(c.sub, column.type) if source.number else c.sub))
-    has_row = or_(exists().where(*same_key))
+    has_row: ColumnElement[bool] = exists().where(RECORDED_TABLES[kind].match_key(c.id, c.sub))
     if kind in TOMBSTONED_KINDS:
         has_row = or_(has_row, exists().where(_S.kind == kind.value, _S.id == c.id))
     return BulkStatement(sql=select(c.at).where(has_row), rows=keys)

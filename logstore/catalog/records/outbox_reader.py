@@ -19,7 +19,6 @@ from sqlalchemy import (
     Connection,
     FromClause,
     Select,
-    Table,
     Text,
     and_,
     case,
@@ -33,7 +32,7 @@ from sqlalchemy import (
 
 from logstore.catalog import tables as t
 from logstore.catalog.catalog_row import read_catalog_row
-from logstore.catalog.records.outbox_rows import SOURCES
+from logstore.catalog.records.recorded_tables import RECORDED_TABLES, PartTable
 from logstore.log.ledgers import Component, CopyKind
 from logstore.ports.catalog.records import UnrecordableRecord
 from logstore.records.record_kinds import COLUMNS_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
@@ -49,15 +48,6 @@ _EXPECTED_BY_TYPE: Final = {
 }
 _O, _S = t.record_outbox.c, t.tombstone.c
 _PRIMARY, _TIERED = t.ledger_copy.alias("primary_copy"), t.ledger_copy.alias("tiered_copy")
-_COLUMN_BY_FIELD: Final = {"list_version": "version", "ledger_epoch": "epoch"}  # fields whose column has another name
-_PART_TABLES_BY_FIELD: Final[Mapping[RecordKind, Mapping[str, tuple[Table, tuple[str, ...]]]]] = {
-    RecordKind.TRANSACTION: {
-        "participants": (t.transaction_participant, ("sequence", "tc_id")),
-        "ranges": (t.buffer_range, ("sequence", "tc_id")),
-    },
-    RecordKind.INDEX: {"buckets": (t.delayed_bucket, ("topic_id",))},
-}
-"""Fields that contain rows of another table as JSON, without the columns of the record's key."""
 
 
 class OutboxChanges:
@@ -103,7 +93,9 @@ class OutboxChanges:
         """
         for kind in self._kinds:
             size = _LISTS_PER_BATCH if kind is RecordKind.LIST else _ROWS_PER_BATCH
-            latest = _select_latest_changes(kind, self._condition)
+            newest = (func.max(_O.version).label("version"), func.max(_O.at_us).label("at_us"))
+            mine = select(_O.id, _O.sub, *newest).where(_O.kind == kind.value, self._condition)
+            latest = mine.group_by(_O.id, _O.sub).subquery("latest")
             query = _select_record_versions(kind, latest, self._epoch, self._connection.dialect.name)
             with self._connection.execute(query, execution_options={"yield_per": size}) as result:
                 for rows in result.partitions(size):
@@ -131,9 +123,10 @@ class OutboxChanges:
         columns: dict[str, Sequence[Any]] = dict(zip(names, zip(*rows, strict=True), strict=True))
         if kind is RecordKind.LIST:
             columns["ledgers"] = tuple(_pack_ids(ids) for ids in columns["ledgers"])
-        for name, (table, keys) in _PART_TABLES_BY_FIELD.get(kind, {}).items():
-            parts = _read_part_rows(self._connection, table, keys, latest, first=rows[0].id, last=rows[-1].id)
-            columns[name] = tuple(json.dumps(parts[row.id, row.sub]) for row in rows)
+        for part in RECORDED_TABLES[kind].parts:
+            if part.json_field:
+                parts = _read_part_rows(self._connection, part, latest, first=rows[0].id, last=rows[-1].id)
+                columns[part.json_field] = tuple(json.dumps(parts[row.id, row.sub]) for row in rows)
         arrays = [pa.array(columns[field.name], field.type) for field in block_schema(kind)]
         return pa.record_batch(arrays, schema=block_schema(kind))
 
@@ -197,20 +190,14 @@ def _select_cursors_of_changed_transactions() -> Select[tuple[int]]:
     return select(t.cursor.c.cursor_id).select_from(joined.join(t.cursor, same_cursor)).where(p.subscription != "")
 
 
-def _select_latest_changes(kind: RecordKind, condition: ColumnElement[bool]) -> FromClause:
-    newest = (func.max(_O.version).label("version"), func.max(_O.at_us).label("at_us"))
-    mine = select(_O.id, _O.sub, *newest).where(_O.kind == kind.value, condition)
-    return mine.group_by(_O.id, _O.sub).subquery("latest")
-
-
 def _select_record_versions(kind: RecordKind, latest: FromClause, epoch: int, dialect: str) -> Select[Any]:
     """Select the record version of each changed record, ascending by key, with the columns of the kind."""
-    source, changed = SOURCES[kind], latest.c
-    row = t.metadata.tables[source.table]
-    key, has_generation = row.c[source.id], "generation" in row.c
-    generation: ColumnElement[Any] = row.c.generation if has_generation else literal(0)
+    recorded, changed = RECORDED_TABLES[kind], latest.c
+    row = recorded.table
+    key: ColumnElement[Any] = row.c[recorded.id]
+    generation: ColumnElement[Any] = row.c.generation if "generation" in row.c else literal(0)
     at_us: ColumnElement[Any] = changed.at_us
-    joined = latest.outerjoin(row, _match_changed_row(kind, changed, row))
+    joined = latest.outerjoin(row, recorded.match_key(changed.id, changed.sub))
     exists_now: ColumnElement[bool] = key.is_not(None)
     if kind in TOMBSTONED_KINDS:
         joined = joined.outerjoin(t.tombstone, and_(_S.kind == kind.value, _S.id == changed.id))
@@ -222,19 +209,10 @@ def _select_record_versions(kind: RecordKind, latest: FromClause, epoch: int, di
     columns = {
         "id": changed.id, "sub": changed.sub, "epoch": literal(epoch), "version": changed.version,
         "generation": generation, "at_us": at_us, "tombstone": key.is_(None),
-    } | _build_field_columns(kind, row, dialect)  # fmt: skip
+    } | _build_field_columns(kind, dialect)  # fmt: skip
     sub = changed.sub if dialect == "sqlite" else changed.sub.collate("C")
     labelled = [column.label(name) for name, column in columns.items()]
     return select(*labelled).select_from(joined).where(exists_now).order_by(changed.id, sub)
-
-
-def _match_changed_row(kind: RecordKind, changed: Any, row: Any) -> ColumnElement[bool]:  # noqa: ANN401 - columns
-    source = SOURCES[kind]
-    same_id: ColumnElement[bool] = row.c[source.id] == changed.id
-    if not source.sub:
-        return same_id
-    column = row.c[source.sub]
-    return and_(same_id, column == (cast(changed.sub, column.type) if source.number else changed.sub))
 
 
 def _join_ledger_parts(ledgers: Any) -> Any:  # noqa: ANN401 - a join
@@ -246,22 +224,19 @@ def _join_ledger_parts(ledgers: Any) -> Any:  # noqa: ANN401 - a join
     return joined
 
 
-def _build_field_columns(kind: RecordKind, row: Any, dialect: str) -> dict[str, ColumnElement[Any]]:  # noqa: ANN401 - a table
+def _build_field_columns(kind: RecordKind, dialect: str) -> dict[str, ColumnElement[Any]]:
     joined: dict[str, ColumnElement[Any]] = {}
     if kind is RecordKind.LIST:
-        joined["ledgers"] = _select_listed(row.c.list_id, dialect)
+        joined["ledgers"] = _select_listed(t.ledger_list.c.list_id, dialect)
     elif kind is RecordKind.LEDGER:
         ledger_list = t.ledger_list.c
         joined = {"topic_id": ledger_list.topic_id, "topic": t.topic.c.name}
         joined |= {"component": ledger_list.component, "owner": ledger_list.owner}
         for name, copy in (("primary", _PRIMARY), ("tiered", _TIERED)):
             joined |= {f"{name}_state": copy.c.state, f"{name}_context": _json_as_text(copy.c.context)}
-    own = [
-        name
-        for name, _ in COLUMNS_BY_KIND[kind]
-        if name not in joined and name not in _PART_TABLES_BY_FIELD.get(kind, {})
-    ]
-    return {name: _json_as_text(row.c[_COLUMN_BY_FIELD.get(name, name)]) for name in own} | joined
+    recorded, fields = RECORDED_TABLES[kind], {name for name, _ in COLUMNS_BY_KIND[kind]}
+    own = {name: recorded.table.c[column] for column, name in recorded.field_by_column.items() if name in fields}
+    return {name: _json_as_text(column) for name, column in own.items()} | joined
 
 
 def _json_as_text(column: ColumnElement[Any]) -> ColumnElement[Any]:
@@ -280,26 +255,15 @@ def _pack_ids(ids: str | Sequence[int] | None) -> bytes:
 
 
 def _read_part_rows(
-    connection: Connection,
-    table: Table,
-    keys: tuple[str, ...],
-    latest: FromClause,
-    *,
-    first: int,
-    last: int,
+    connection: Connection, part: PartTable, latest: FromClause, *, first: int, last: int
 ) -> Mapping[tuple[int, str], list[dict[str, Any]]]:
-    changed, c = latest.c, table.c
-    same_key = [c[keys[0]] == changed.id, *(c[key] == cast(changed.sub, c[key].type) for key in keys[1:])]
-    names = [name for name in c.keys() if name not in keys]  # noqa: SIM118 - a collection of columns
+    table, changed, c = part.table, latest.c, part.table.c
+    same_key = [c[part.keys[0]] == changed.id, *(c[key] == cast(changed.sub, c[key].type) for key in part.keys[1:])]
+    names = [name for name in c.keys() if name not in part.keys]  # noqa: SIM118 - a collection of columns
     columns = (changed.id.label("record"), changed.sub.label("record_sub"), *(c[name] for name in names))
     rows = select(*columns).join_from(table, latest, and_(*same_key)).where(changed.id.between(first, last))
     parts: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     for record_id, sub, *values in connection.execute(rows.order_by(*table.primary_key)):
-        parts[record_id, sub].append(
-            {name: _format_value_as_json(value) for name, value in zip(names, values, strict=True)}
-        )
+        json_values = [b64encode(value).decode() if isinstance(value, bytes) else value for value in values]
+        parts[record_id, sub].append(dict(zip(names, json_values, strict=True)))
     return parts
-
-
-def _format_value_as_json(value: object) -> object:
-    return b64encode(value).decode() if isinstance(value, bytes) else value

@@ -5,7 +5,7 @@ final name after it is synced to disk. Triggers are disabled, and indexes are bu
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -21,22 +21,17 @@ from logstore.catalog.engine.catalog_version import migrate_catalog, read_catalo
 from logstore.catalog.engine.database import Database
 from logstore.catalog.engine.database_connections import mask_passwords, parse_database_url
 from logstore.catalog.records.record_log_row import ADOPTING, REPLICA, mark_rebuild_complete, read_log_row
+from logstore.catalog.records.recorded_tables import LOADED_TABLES, RECORDED_TABLES
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.catalog.records import RebuildTargetContent, RebuiltCatalogStart
 from logstore.records.manifest import Manifest
-from logstore.records.rebuild_job import LOAD_ORDER, RowFilesFolder
-from logstore.records.record_kinds import RecordKind
+from logstore.records.rebuild_job import RowFilesFolder
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 
 # Every writer uses one of these tables. Locks on them stop all work that begins during the load.
 _LOCKED_TABLES: Final = ("topic", "ledger", "pending_deletion", "record_log", "catalog")
-_NUMBERED_TABLES: Final[Mapping[str, tuple[str, RecordKind]]] = {
-    "ledger_list": ("list_id", RecordKind.LIST),
-    "cursor": ("cursor_id", RecordKind.CURSOR),
-    "pending_deletion": ("row_id", RecordKind.DELETION),
-}
-"""For each table whose rows the database numbers: the numbered column, and the kind of the rows' records."""
+_TABLE_NAMES: Final = tuple(table.name for table in LOADED_TABLES)
 
 
 class RebuildDatabase:
@@ -141,7 +136,7 @@ def describe_database_content(connection: Connection) -> str:
         return f"a replica, {row.rebuild}" if row.state == REPLICA else f"a catalog of rebuild {row.rebuild}"
     if row.manifest:
         return f"a catalog with manifest {row.manifest} of a record log"
-    for name in (*LOAD_ORDER, "bucket_marker"):
+    for name in (*_TABLE_NAMES, "bucket_marker"):
         rows = connection.execute(select(func.count()).select_from(t.metadata.tables[name])).scalar_one()
         if rows:
             return f"{rows:,} rows of {name}"
@@ -160,7 +155,7 @@ def _load_tables(
     writer: ArrowWriter, load: RebuiltCatalogStart, files: RowFilesFolder, proceed: Callable[[], None]
 ) -> None:
     with _drop_indexes_and_triggers_during_load(writer):
-        for name in LOAD_ORDER:
+        for name in _TABLE_NAMES:
             for part in files.part_paths(name):
                 proceed()
                 with pa.memory_map(str(part)) as source, pa.ipc.open_file(source) as rows:
@@ -177,7 +172,7 @@ def _load_tables(
 @contextmanager
 def _drop_indexes_and_triggers_during_load(writer: ArrowWriter) -> Iterator[None]:
     """Drop triggers and indexes before the `with` block, and create them again afterwards. Constraints stay."""
-    names = ", ".join(f"'{name}'" for name in LOAD_ORDER)
+    names = ", ".join(f"'{name}'" for name in _TABLE_NAMES)
     if writer.dialect == "sqlite":
         schema_rows = writer.execute(
             "SELECT type, name, sql FROM sqlite_master WHERE type IN ('index', 'trigger') AND sql IS NOT NULL"
@@ -190,10 +185,10 @@ def _drop_indexes_and_triggers_during_load(writer: ArrowWriter) -> Iterator[None
             "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = current_schema()"
             f" AND tablename IN ({names}) AND indexname NOT IN (SELECT conname FROM pg_constraint)"
         )
-        drops = [f'ALTER TABLE "{name}" DISABLE TRIGGER USER' for name in LOAD_ORDER]
+        drops = [f'ALTER TABLE "{name}" DISABLE TRIGGER USER' for name in _TABLE_NAMES]
         drops += [f'DROP INDEX "{name}"' for name, _ in index_rows]
         creations = [sql for _, sql in index_rows]
-        creations += [f'ALTER TABLE "{name}" ENABLE TRIGGER USER' for name in LOAD_ORDER]
+        creations += [f'ALTER TABLE "{name}" ENABLE TRIGGER USER' for name in _TABLE_NAMES]
         creations += ["ANALYZE"]
     for statement in drops:
         writer.execute(statement)
@@ -204,13 +199,12 @@ def _drop_indexes_and_triggers_during_load(writer: ArrowWriter) -> Iterator[None
 
 def _set_next_row_numbers(writer: ArrowWriter, load: RebuiltCatalogStart) -> None:
     """Set sequences so that new rows get higher numbers than all rows of the lost catalog."""
-    blocks = load.manifest.blocks
-    last_by_column = {
-        ("topic", "topic_id"): load.manifest.ceilings.topic - 1,
-        ("record_outbox", "version"): load.highest_version,
-    }
-    for name, (column, kind) in _NUMBERED_TABLES.items():
-        last_by_column[name, column] = max((block.last_id for block in blocks if block.kind is kind), default=0)
+    last_by_column = {("record_outbox", "version"): load.highest_version}
+    for kind, recorded in RECORDED_TABLES.items():
+        if recorded.table.autoincrement_column is not None:
+            last_ids = (block.last_id for block in load.manifest.blocks if block.kind is kind)
+            last_by_column[recorded.table.name, recorded.id] = max(last_ids, default=0)
+    last_by_column["topic", "topic_id"] = load.manifest.ceilings.topic - 1
     for (name, column), last in last_by_column.items():
         if writer.dialect == "postgresql":
             writer.execute(f"SELECT setval(pg_get_serial_sequence('{name}', '{column}'), {max(last, 1)})")

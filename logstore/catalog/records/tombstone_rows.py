@@ -36,7 +36,7 @@ from logstore.catalog.engine.dialect_sql import (
     dataclass_from_row,
     is_one_of,
 )
-from logstore.catalog.records.outbox_rows import match_unflushed_records
+from logstore.catalog.records.recorded_tables import match_unflushed_records
 from logstore.deletion.intents import DeletionState
 from logstore.ports.catalog.records import Tombstone, TombstoneCounts, TombstonedRecordId
 from logstore.records.record_kinds import RecordKind

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from logstore.catalog.log.message_ledgers import MessageLedgers
 from logstore.errors import InvalidInput, OutcomeUnknown, ProducerFenced, SequenceHeld, SextonError, TransactionNotOpen
-from logstore.log.entries import HighestSequenceIds, NewEntry, ProducedEntries
+from logstore.log.entries import HighestSequenceIds, NewEntry, ProducedEntries, ProducerSequenceRange
 from logstore.log.segment_format import encode_segment, sha256_hex
 from logstore.log.services.segment_placement import (
     AppendUploads,
@@ -31,10 +31,10 @@ from logstore.log.services.segment_placement import (
     RememberedTopicState,
     SegmentPlacer,
 )
-from logstore.ports.catalog.log import ProducerSequenceRange, Topic, TransactionEntryRange
+from logstore.ports.catalog.log import Topic
 from logstore.positions import Position
 from logstore.retrying_clock import Clock
-from logstore.transactions.transaction_ids_and_states import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionEntryRange, TransactionId
 
 _MAX_SEQUENCE = 2**63 - 1
 _NO_SEQUENCE = HighestSequenceIds()

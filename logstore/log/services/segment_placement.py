@@ -35,7 +35,7 @@ from logstore.errors import (
     TransactionNotOpen,
 )
 from logstore.failpoints import effect
-from logstore.log.entries import HighestSequenceIds
+from logstore.log.entries import HighestSequenceIds, ProducerSequenceRange
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import LedgerOwner, LedgerState, LedgerStatement
 from logstore.log.segment_format import (
@@ -52,16 +52,15 @@ from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.segment_reader import build_digest_metadata
 from logstore.ports.catalog.log import (
     Ledger,
-    ProducerSequenceRange,
     RegisterSegmentResult,
     RegisterSegmentWrite,
     Segment,
     Topic,
-    TransactionEntryRange,
 )
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock
+from logstore.transactions.transaction_ids_and_states import TransactionEntryRange
 
 _MAX_REPORT_S: Final = 5.0
 """Maximum time for a report to the catalog. The time is short, because the report delays the caller's error."""

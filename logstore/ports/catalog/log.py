@@ -16,32 +16,10 @@ from logstore.errors import (
     StaleCatalog,
     UnknownObject,
 )
-from logstore.log.entries import HighestSequenceIds
+from logstore.log.entries import HighestSequenceIds, UploadedSegment
 from logstore.log.ledgers import Component, CopyKind, LedgerState
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerSequenceRange:
-    """Sequence ids of one producer in a segment. `first` must be above the producer's last registered id.
-
-    While a transaction of the producer is open, only entries of this transaction are accepted.
-    """
-
-    producer: str
-    first: int
-    last: int
-    txn: TransactionId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionEntryRange:
-    """Consecutive entries of a segment that belong to an open transaction."""
-
-    txn: TransactionId
-    offset: int  # in the segment
-    entries: int
 
 
 class LedgerAppendState(NamedTuple):
@@ -84,20 +62,16 @@ class WriteWithResult(Generic[R]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterSegmentWrite(WriteWithResult[RegisterSegmentResult]):
-    """Write that registers an uploaded segment in its ledger. After the commit the segment's entries exist."""
+class RegisterSegmentWrite(UploadedSegment, WriteWithResult[RegisterSegmentResult]):
+    """Write that registers an uploaded segment in its ledger. After the commit the segment's entries exist.
+
+    The first id of each range in `producers` must be above the producer's last registered id. While a transaction of
+    the producer is open, only entries of this transaction are accepted.
+    """
 
     topic_id: TopicId
     ledger_id: LedgerId
-    epoch: int
-    number: int
-    entries: int
-    size_bytes: int
-    sha256: str | None = None  # SHA-256 of the object, hexadecimal; None: not known
-    producers: tuple[ProducerSequenceRange, ...] = ()
-    transactions: tuple[TransactionEntryRange, ...] = ()
     markers: tuple[int, ...] = ()  # offsets in the segment of entries that no consumer sees
-    delayed: int = 0  # entries with a delivery time
 
     def refusal(
         self,

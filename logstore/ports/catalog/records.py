@@ -34,13 +34,10 @@ class RebuiltCatalogStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IssuedIdBounds:
+class IssuedIdBounds(IdCeilings):
     """Ceilings of the loaded manifest. The lost catalog gave out only ids below these ceilings."""
 
-    epoch: int
-    ledger: int
-    topic: int
-    transaction: int  # sequence numbers of each coordinator
+    epoch: int  # the lost catalog had this epoch or a lower one
 
     def covers(self, ledger_id: int, topic_id: int) -> bool:
         return 0 <= ledger_id < self.ledger and 0 <= topic_id < self.topic
@@ -207,10 +204,3 @@ class AppliedManifest:
     manifest: int
     stamp: str
     replica: str  # name of the replica database in its acknowledgements
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedChangeCounts:
-    records: int = 0  # written rows of records
-    tombstones: int = 0
-    removed: int = 0  # topics and ledgers that were removed by a tombstone or by a newer topic of the same name

@@ -15,17 +15,21 @@ and the time of a read transaction do not grow with the outbox.
 After a manifest is stored, exactly those rows that were read are removed from the outbox. A change that is flushed
 twice becomes a newer record version with equal content.
 
+`SharedFlushes` lets deletions wait for a flush before they delete objects. The record log must have the tombstone or
+intent first. Otherwise a rebuilt catalog would list a ledger that lacks objects.
+
 Source: Aerospike's write blocks; fuzzy checkpoints of databases; ADR 15.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from threading import Condition
+from typing import TYPE_CHECKING, Final, Protocol
 
 from logstore.catalog.records.outbox import RecordOutbox
-from logstore.catalog.records.outbox_reader import OutboxChanges
-from logstore.errors import CatalogBusy, PreconditionFailed
+from logstore.errors import CatalogBusy, PreconditionFailed, SextonError, StoreUnavailable
 from logstore.ports.catalog.records import RecordLogState, UnrecordableRecord
+from logstore.records.job_results import FlushedRecords
 from logstore.records.manifest import ID_HEADROOM, Block, IdCeilings, Manifest
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.manifest_publication import (
@@ -42,6 +46,9 @@ from logstore.stop_checks import raise_if_stopped
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from logstore.catalog.records.outbox_reader import OutboxChanges
+
+
 CHANGES_PER_PAGE: Final = 500_000
 """Number of changes read at one moment. The last page may have up to twice as many changes."""
 
@@ -50,26 +57,6 @@ _US: Final = 1_000_000
 _OVERTAKEN_MESSAGE: Final = (
     f"record log: others published {MAX_PUBLISH_ATTEMPTS} manifests, each just before this flush"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlushResult:
-    manifest: int  # newest manifest number
-    records: int = 0  # written record versions, including tombstones
-    tombstones: int = 0
-    blocks: int = 0  # written blocks
-    bytes: int = 0  # size of the written blocks
-    changes: int = 0  # outbox rows removed
-    left: int = 0  # outbox rows at the end: new changes, and changes of cursors that are not due
-    named: int = 0  # blocks in the newest manifest
-    refused: tuple[UnrecordableRecord, ...] = ()  # records that no block can hold; their changes stay in the outbox
-
-    def plus(self, later: "FlushResult") -> "FlushResult":
-        sums = {name: getattr(self, name) + getattr(later, name) for name in _SUMMED_FIELDS}
-        return replace(later, **sums)
-
-
-_SUMMED_FIELDS: Final = ("records", "tombstones", "blocks", "bytes", "changes")
 
 
 class Flusher:
@@ -99,7 +86,7 @@ class Flusher:
         cursors: bool = False,
         progress: Callable[[int], None] = lambda _: None,
         ends_adoption: bool = False,
-    ) -> FlushResult:
+    ) -> FlushedRecords:
         """Write the outbox to the record log. Raise ceilings that are close to the next ids (`raise_low_ceilings`).
 
         Idempotency: without changes nothing is written. After a crash, a repeated call writes the interrupted page and
@@ -115,7 +102,7 @@ class Flusher:
             CatalogOutdated, CatalogMismatch, CorruptData, Unsupported: Errors of `read_settled_head`.
             StoreUnavailable, OutcomeUnknown, CatalogBusy: The flush may be repeated.
         """
-        total, remaining_pages, lost_races = FlushResult(manifest=0), -1, 0
+        total, remaining_pages, lost_races = FlushedRecords(), -1, 0
 
         def report_progress(versions: int) -> None:
             progress(total.records + versions)
@@ -137,11 +124,13 @@ class Flusher:
                 continue
             total, lost_races = total.plus(result), 0
             if is_last:
-                return replace(total, left=self._records.read_state().outbox_changes)
-            remaining_pages = remaining_pages - 1 if result.changes else 0
+                # all pages together are one flush
+                left = self._records.read_state().outbox_changes
+                return replace(total, flushes=min(total.flushes, 1), left=left)
+            remaining_pages = remaining_pages - 1 if result.flushes else 0
         raise CatalogBusy(_OVERTAKEN_MESSAGE)
 
-    def rewrite_all_records(self, *, progress: Callable[[int], None] = lambda _: None) -> FlushResult:
+    def rewrite_all_records(self, *, progress: Callable[[int], None] = lambda _: None) -> FlushedRecords:
         """Write every record and tombstone into new blocks. The new manifest names only these blocks.
 
         This repairs a record log in which manifests or blocks are absent or damaged. Older manifests are not read.
@@ -179,12 +168,14 @@ class Flusher:
         oldest_us = state.oldest_cursor_change_us
         return oldest_us is not None and oldest_us <= state.now_us - self._cursor_interval_s * _US
 
-    def _try_to_publish_staged_page(self, head: RecordLogHead, progress: Callable[[int], None]) -> FlushResult | None:
+    def _try_to_publish_staged_page(
+        self, head: RecordLogHead, progress: Callable[[int], None]
+    ) -> FlushedRecords | None:
         with self._records.read_changes(cursors=False, page=self._page) as changes:
             blocks = self._write_blocks(changes, head.number + 1, progress)
             outbox_rows, at_us = changes.outbox_rows, changes.at_us
         if not outbox_rows:
-            return FlushResult(manifest=head.number)
+            return FlushedRecords(manifest=head.number)
         self._require_clocks_agree(blocks, at_us)
         manifest = publish_manifest(
             self._records,
@@ -197,21 +188,21 @@ class Flusher:
             outbox_rows=outbox_rows,
             staged_blocks=blocks,
         )
-        return _flush_result(manifest, blocks, len(outbox_rows)) if manifest else None
+        return _summarize_flush(manifest, blocks, has_changes=True) if manifest else None
 
     def _try_to_flush_rest(
         self, head: RecordLogHead, cursors: bool, progress: Callable[[int], None], *, is_rewrite: bool = False
-    ) -> FlushResult | None:
+    ) -> FlushedRecords | None:
         state, ceilings = head.state, raise_low_ceilings(head.state.ceilings, head.state.next_ids)
         staged_blocks = () if is_rewrite else state.staged_blocks
         is_current = 0 < head.moment_number == head.number and ceilings == state.ceilings and not is_rewrite
         if is_current and not (state.outbox_changes or staged_blocks):
-            return FlushResult(manifest=head.number, named=len(head.blocks))
+            return FlushedRecords(manifest=head.number, named=len(head.blocks))
         with self._records.read_changes(cursors=cursors) as changes:
             blocks = self._write_blocks(changes, head.number + 1, progress)
-            outbox_rows, at_us, unrecordable = changes.outbox_rows, changes.at_us, tuple(changes.unrecordable)
-        if is_current and not (outbox_rows or blocks or staged_blocks):
-            return FlushResult(manifest=head.number, named=len(head.blocks), refused=unrecordable)
+            outbox_rows, at_us, unrecordable = changes.outbox_rows, changes.at_us, changes.unrecordable
+        if head.manifest and is_current and not (outbox_rows or blocks or staged_blocks):
+            return _summarize_flush(head.manifest, blocks, unrecordable, has_changes=False)
         self._require_clocks_agree(blocks, at_us)
         manifest = publish_manifest(
             self._records,
@@ -224,9 +215,9 @@ class Flusher:
             outbox_rows=outbox_rows,
             ends_flush=True,
         )
-        return replace(_flush_result(manifest, blocks, len(outbox_rows)), refused=unrecordable) if manifest else None
+        return _summarize_flush(manifest, blocks, unrecordable, has_changes=bool(outbox_rows)) if manifest else None
 
-    def _write_blocks(self, changes: OutboxChanges, number: int, progress: Callable[[int], None]) -> list[Block]:
+    def _write_blocks(self, changes: "OutboxChanges", number: int, progress: Callable[[int], None]) -> list[Block]:
         """Store all changes in blocks. `number` is the number of the manifest that is stored next."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
@@ -260,15 +251,19 @@ class Flusher:
             )
 
 
-def _flush_result(manifest: Manifest, blocks: list[Block], changes: int) -> FlushResult:
-    return FlushResult(
+def _summarize_flush(
+    manifest: Manifest, blocks: list[Block], unrecordable: Sequence[UnrecordableRecord] = (), *, has_changes: bool
+) -> FlushedRecords:
+    return FlushedRecords(
         manifest=manifest.number,
+        flushes=int(bool(blocks or has_changes)),
         records=sum(block.records for block in blocks),
         tombstones=sum(block.tombstones for block in blocks),
         blocks=len(blocks),
         bytes=sum(block.size_bytes for block in blocks),
-        changes=changes,
         named=len(manifest.blocks),
+        refused=len(unrecordable),
+        refusal=str(unrecordable[0]) if unrecordable else "",
     )
 
 
@@ -319,3 +314,80 @@ def _set_version(versions: "pa.Table", number: int) -> "pa.Table":
     position = versions.schema.get_field_index("version")
     column = pa.repeat(pa.scalar(number, pa.int64()), versions.num_rows)
     return versions.set_column(position, versions.schema.field(position), column)
+
+
+class ChangeFlusher(Protocol):
+    def flush(self) -> object:
+        """Write all changes that were committed before the call."""
+
+
+class SharedFlushes:
+    """Flushes that the threads of a process share. Thread-safe.
+
+    A thread needs a flush that begins after its request. All waiting threads share this flush and its failure. So
+    threads do not wait for one failing flush after another.
+    """
+
+    def __init__(self, records: RecordOutbox, flusher: ChangeFlusher) -> None:
+        self._records, self._flusher = records, flusher
+        self._changed = Condition()
+        self._started = self._ended = self._last_success = 0  # flush numbers, from 1
+        self._is_running = False
+        self._failure: SextonError | None = None  # error of the last finished flush
+
+    def flush_deletions(self, ledger_ids: Sequence[int]) -> dict[int, SextonError]:
+        """Flush the deletions of these ledgers. Return a `StoreUnavailable` for each ledger that is not flushed.
+
+        If the catalog does not answer, the result has every ledger.
+        """
+        unflushed = frozenset(ledger_ids)
+        try:
+            unflushed = self._records.find_unflushed_ledgers(ledger_ids)
+            if unflushed:
+                self.wait_until_flushed(sorted(unflushed))
+        except SextonError as error:
+            return dict.fromkeys(
+                unflushed, StoreUnavailable(f"the record log must know of the deletion first: {error}")
+            )
+        return {}
+
+    def wait_until_flushed(self, ledger_ids: Sequence[int]) -> None:
+        """Wait until the record log has the tombstones and intents of these ledgers. Idempotent.
+
+        Raises:
+            CatalogBusy: Some ledgers are not flushed, because of other writers. The call may be repeated.
+            RetryableError, TerminalError: The flush failed.
+        """
+        if not self._records.find_unflushed_ledgers(ledger_ids):
+            return
+        self._join_flush()
+        unflushed = self._records.find_unflushed_ledgers(ledger_ids)
+        if unflushed:
+            raise CatalogBusy(
+                f"record log: a flush left {len(unflushed)} of {len(ledger_ids)} ledgers, as {min(unflushed)}"
+            )
+
+    def _join_flush(self) -> None:
+        with self._changed:
+            needed = self._started + 1  # a running flush may have read the catalog before this request
+            while self._is_running and self._ended < needed:
+                self._changed.wait()
+            if self._last_success >= needed:
+                return
+            if self._ended >= needed and self._failure is not None:
+                raise StoreUnavailable(f"a flush of the record log failed: {self._failure}") from self._failure
+            self._is_running, self._started = True, self._started + 1
+            number = self._started
+        failure: SextonError | None = None
+        success = 0
+        try:
+            self._flusher.flush()
+            success = number
+        except SextonError as error:
+            failure = error
+            raise
+        finally:
+            with self._changed:
+                self._is_running, self._ended, self._failure = False, number, failure
+                self._last_success = max(self._last_success, success)
+                self._changed.notify_all()

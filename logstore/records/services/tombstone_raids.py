@@ -38,12 +38,7 @@ from logstore.records.newest_versions import mask_ids_with_content
 from logstore.records.record_kinds import TOMBSTONED_KINDS, RecordKind
 from logstore.records.services.manifest_publication import read_settled_head, require_no_adoption
 from logstore.records.services.record_log import RecordLog
-from logstore.records.tombstone_rules import (
-    ReplicaState,
-    decide_replica_state,
-    eligible_before_us,
-    newest_manifest_applied_everywhere,
-)
+from logstore.records.tombstone_rules import eligible_before_us, is_stale, newest_manifest_applied_everywhere
 from logstore.retrying_clock import Clock
 from logstore.stop_checks import raise_if_stopped
 
@@ -277,8 +272,7 @@ class Raider:
         head = read_settled_head(self._records, self._log)
         age_s, now_us = self._replica_age_s, head.state.now_us
         for acknowledgement in self._log.list_certain_acknowledgements():
-            state = decide_replica_state(acknowledgement, newest=head.number, now_us=now_us, eligible_age_s=age_s)
-            if state is ReplicaState.STALE and not acknowledgement.is_revoked:
+            if not acknowledgement.is_revoked and is_stale(acknowledgement, now_us=now_us, eligible_age_s=age_s):
                 self._log.revoke_replica(acknowledgement.replica_id)
         acknowledgements = self._log.list_certain_acknowledgements()
         applied = newest_manifest_applied_everywhere(acknowledgements, newest=head.number)
@@ -307,10 +301,12 @@ class Raider:
     def _unmark_needed_and_remove_rest(
         self, marks_name: str, scan: _Scan, before_us: int, progress: Callable[[RaidedTombstones], None]
     ) -> RaidedTombstones:
-        for page in _needed_pages(scan.candidates):
-            raise_if_stopped()
-            with self._resting(), effect("records.raid_keep"):
-                self._tombstones.unmark_raid_candidates(marks_name, page)
+        for kind, candidates in scan.candidates.items():
+            for page in _paginate(candidates.ids[candidates.needed].tolist(), _TOMBSTONES_PER_WRITE):
+                raise_if_stopped()
+                kept = [TombstonedRecordId(kind=kind, id=record_id) for record_id in page]
+                with self._resting(), effect("records.raid_keep"):
+                    self._tombstones.unmark_raid_candidates(marks_name, kept)
         self._require_no_rebuild(self._records.read_state().now_us)
         result = scan.result
         while self._tombstones.list_raid_candidates(marks_name, after=None, limit=1):
@@ -335,12 +331,6 @@ class Raider:
 
 def raid_marks_name(run_id: str, attempt: int) -> str:
     return run_id if attempt == 1 else f"{run_id}-{attempt}"
-
-
-def _needed_pages(candidates_by_kind: dict[RecordKind, _Candidates]) -> Iterator[list[TombstonedRecordId]]:
-    for kind, candidates in candidates_by_kind.items():
-        for page in _paginate(candidates.ids[candidates.needed].tolist(), _TOMBSTONES_PER_WRITE):
-            yield [TombstonedRecordId(kind=kind, id=record_id) for record_id in page]
 
 
 def _paginate(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from logstore.cursors.cursor_state import pack_acknowledged
 from logstore.errors import CorruptData, StoreUnavailable
+from logstore.log.entries import ProducerSequenceRange
 from logstore.log.ledgers import LedgerStatement
 from logstore.log.segment_format import (
     DIGEST_FIELD,
@@ -35,9 +36,9 @@ from logstore.log.services.upload_read_back import reread_if_corrupt
 from logstore.ports.catalog.log import Segment
 from logstore.ports.object_storage import ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
-from logstore.records.adoption_rule import TransactionSpan, UnregisteredUpload, UploadedMarker, UploadedSequences
+from logstore.records.adoption_rule import UnregisteredUpload, UploadedMarker
 from logstore.transactions.transaction_buffer import MarkerVerb, parse_marker
-from logstore.transactions.transaction_ids_and_states import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionEntryRange, TransactionId
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -163,7 +164,7 @@ def _transaction_ids(table: "pa.Table") -> list[TransactionId | None]:
     return [None if tc_id is None else TransactionId(tc_id, sequence) for tc_id, sequence in pairs]
 
 
-def _producer_sequences(table: "pa.Table") -> tuple[UploadedSequences, ...]:
+def _producer_sequences(table: "pa.Table") -> tuple[ProducerSequenceRange, ...]:
     numbered = table.filter(pc.is_valid(table.column("sequence_id")))
     ids_by_writer: dict[tuple[str, TransactionId | None], list[int]] = {}
     columns = (
@@ -174,10 +175,12 @@ def _producer_sequences(table: "pa.Table") -> tuple[UploadedSequences, ...]:
     for producer, txn, sequence_id in zip(*columns, strict=True):
         if producer:
             ids_by_writer.setdefault((producer, txn), []).append(sequence_id)
-    return tuple(UploadedSequences(producer, min(ids), max(ids), txn) for (producer, txn), ids in ids_by_writer.items())
+    return tuple(
+        ProducerSequenceRange(producer, min(ids), max(ids), txn) for (producer, txn), ids in ids_by_writer.items()
+    )
 
 
-def _iterate_transaction_spans(table: "pa.Table") -> Iterator[TransactionSpan]:
+def _iterate_transaction_spans(table: "pa.Table") -> Iterator[TransactionEntryRange]:
     """Yield a span for each run of consecutive messages of one transaction. Transaction markers are no messages."""
     verbs = table.column("marker").to_pylist()
     txns = [None if verb else txn for txn, verb in zip(_transaction_ids(table), verbs, strict=True)]
@@ -185,7 +188,7 @@ def _iterate_transaction_spans(table: "pa.Table") -> Iterator[TransactionSpan]:
     for txn, rows in groupby(txns):
         entries = len(list(rows))
         if txn:
-            yield TransactionSpan(txn, offset, entries)
+            yield TransactionEntryRange(txn, offset, entries)
         offset += entries
 
 

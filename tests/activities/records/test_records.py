@@ -18,7 +18,7 @@ from logstore.errors import CatalogOutdated
 from logstore.ports.catalog.deletion import Claim
 from logstore.records.job_results import FlushedRecords, ShippedBlocks
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.replica_shipments import ReplicaShipments
+from logstore.records.services.replicas import ReplicaShipments
 from tests.activities.activity_world import World, make_activity_environment, run
 from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from logstore.deletion.retention import RetentionPolicy
+from logstore.log.entries import ProducerSequenceRange
 from logstore.ports.catalog.log import (
     AcknowledgeWrite,
     GroupCommitResult,
-    ProducerSequenceRange,
     RegisterSegmentResult,
     RegisterSegmentWrite,
     Topic,

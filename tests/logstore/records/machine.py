@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from logstore.errors import PreconditionFailed, RetryableError
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.positions import LedgerId
-from logstore.records import defragmentation_rules
+from logstore.records import newest_versions
 from logstore.records.manifest import Manifest
 from logstore.records.services.flusher import CHANGES_PER_PAGE
 from logstore.records.services.record_log import PIN_PREFIX, RecordLog
@@ -57,7 +57,7 @@ _DEATHS: Final = tuple(
     for name in EFFECTS
     for when, action in (("before", "crash"), ("after", "crash"), ("before", "fail"), ("reported_failed", "fail"))
 )
-_SMALL_BYTES: Final = defragmentation_rules.SMALL_BLOCK_BYTES
+_SMALL_BYTES: Final = newest_versions.SMALL_BLOCK_BYTES
 _JOBS: Final = ("flush", "flush_some", "defragment", "sweep", "raid", "ship", "apply", "hold", "abandon", "forget")
 _REBUILD: Final = "rebuild"
 _HELD_US: Final = 365 * 86_400 * 1_000_000  # longer than any program lasts
@@ -76,7 +76,7 @@ class Durability(RuleBasedStateMachine):
 
         A flush has many pages, some, or one.
         """
-        defragmentation_rules.SMALL_BLOCK_BYTES = _SMALL_BYTES if joined else 0  # type: ignore[misc]
+        newest_versions.SMALL_BLOCK_BYTES = _SMALL_BYTES if joined else 0  # type: ignore[misc]
         self._folder = tempfile.TemporaryDirectory()
         self.world = RecordsWorld(Path(self._folder.name))
         self.world.page = page
@@ -93,7 +93,7 @@ class Durability(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Disarm what never came up."""
         disarm_all_and_take_hits()
-        defragmentation_rules.SMALL_BLOCK_BYTES = _SMALL_BYTES  # type: ignore[misc]
+        newest_versions.SMALL_BLOCK_BYTES = _SMALL_BYTES  # type: ignore[misc]
         if hasattr(self, "world"):
             self.world.database.close()
             if self.mirror:

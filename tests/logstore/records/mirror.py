@@ -8,8 +8,7 @@ from typing import Final
 from logstore.catalog.records.replica_database import open_replica_database
 from logstore.records.job_results import FollowedRecords
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.replica_follower import ReplicaFollower, ReplicaFollowSettings
-from logstore.records.services.replica_shipments import ReplicaShipments
+from logstore.records.services.replicas import ReplicaFollower, ReplicaFollowSettings, ReplicaShipments
 from logstore.records.tombstone_rules import ReplicaState
 from tests.fakes.object_store import FakeObjectStore
 from tests.logstore.records.world import RecordsWorld

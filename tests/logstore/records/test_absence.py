@@ -4,7 +4,7 @@ import pytest
 
 from logstore.log.ledger_object_keys import SHARDS, segment_key
 from logstore.positions import LedgerId
-from logstore.records.services.absence_proofs import UnlistedObjectError, require_no_unlisted_newer_ledgers
+from logstore.records.services.upload_adoption import UnlistedObjectError, require_no_unlisted_newer_ledgers
 from tests.fakes.object_store import FakeObjectStore
 
 _SHARD, _FIRST = 7, LedgerId(1_000)

@@ -8,19 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.log.entries import HighestSequenceIds
+from logstore.log.entries import HighestSequenceIds, ProducerSequenceRange
 from logstore.log.segment_format import RegisteredLedgerExtent, SegmentUploadId
 from logstore.positions import LedgerId
 from logstore.records.adoption_rule import (
     LedgerWithUploads,
     TopicAtFlush,
-    TransactionSpan,
     UnregisteredUpload,
     UploadedMarker,
-    UploadedSequences,
     choose_adopted_uploads,
 )
-from logstore.transactions.transaction_ids_and_states import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionEntryRange, TransactionId
 
 _LEDGER = LedgerId(7)
 _TXN = TransactionId(0, 5)
@@ -97,7 +95,7 @@ def test_number_that_was_passed_over_needs_no_upload() -> None:
 @pytest.mark.parametrize("known", [{}, {"p": HighestSequenceIds.without_transaction(2)}])
 def test_duplicates_of_a_producer_are_left_out(known: dict[str, HighestSequenceIds]) -> None:
     """What was stored at the flush, or by an upload before."""
-    parts = [UploadedSequences("p", 3, 5), UploadedSequences("p", 3, 4), UploadedSequences("p", 5, 7)]
+    parts = [ProducerSequenceRange("p", 3, 5), ProducerSequenceRange("p", 3, 4), ProducerSequenceRange("p", 5, 7)]
     uploads = [
         _upload(at, one.last - one.first + 1, producers=(one,), numbered=one.last - one.first + 1)
         for at, one in enumerate(parts)
@@ -110,14 +108,14 @@ def test_duplicates_of_a_producer_are_left_out(known: dict[str, HighestSequenceI
 def test_duplicate_in_a_transaction_that_may_be_aborted_is_kept() -> None:
     """Entries outside it were taken after its end, so those inside were never stored."""
     held = TopicAtFlush(epoch=1, sequences={"p": HighestSequenceIds(2, 5, _TXN)})
-    assert _placed([_upload(0, producers=(UploadedSequences("p", 4, 4),), numbered=1)], held) == {0: 0}
-    assert _placed([_upload(0, producers=(UploadedSequences("p", 2, 2),), numbered=1)], held) == {}
-    assert _placed([_upload(0, producers=(UploadedSequences("p", 4, 4, _TXN),), numbered=1)], held) == {}
+    assert _placed([_upload(0, producers=(ProducerSequenceRange("p", 4, 4),), numbered=1)], held) == {0: 0}
+    assert _placed([_upload(0, producers=(ProducerSequenceRange("p", 2, 2),), numbered=1)], held) == {}
+    assert _placed([_upload(0, producers=(ProducerSequenceRange("p", 4, 4, _TXN),), numbered=1)], held) == {}
 
 
 def test_entries_of_a_decided_transaction_are_left_out() -> None:
     """Decided at the flush, or by a marker before them; those before the marker are its messages."""
-    inside = [_upload(at, transactions=(TransactionSpan(_TXN, 0, 1),)) for at in (0, 2)]
+    inside = [_upload(at, transactions=(TransactionEntryRange(_TXN, 0, 1),)) for at in (0, 2)]
     assert _placed(inside, TopicAtFlush(epoch=1, decided_transactions={_TXN})) == {}
     marker = _upload(1, markers=(UploadedMarker(0, _TXN, commits=True),))
     assert _placed([inside[0], marker, inside[1]]) == {0: 0, 1: 1}
@@ -125,9 +123,9 @@ def test_entries_of_a_decided_transaction_are_left_out() -> None:
 
 def test_way_that_the_log_would_have_refused_is_not_taken() -> None:
     """Two uploads of which one was registered: the second one holds what the first one holds already."""
-    one = _upload(1, producers=(UploadedSequences("p", 1, 1),), numbered=1)
+    one = _upload(1, producers=(ProducerSequenceRange("p", 1, 1),), numbered=1)
     uploads = [
-        _upload(0, producers=(UploadedSequences("p", 1, 1),), numbered=1),
+        _upload(0, producers=(ProducerSequenceRange("p", 1, 1),), numbered=1),
         one,
         _upload(2),
         _upload(3, behind=(2, 2)),

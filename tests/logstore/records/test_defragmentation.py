@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.records.defragmentation_rules import (
+from logstore.records.manifest import Block
+from logstore.records.newest_versions import (
     SMALL_BLOCK_BYTES,
     BlockUsage,
     IdRangeSurvey,
     select_blocks_to_rewrite,
 )
-from logstore.records.manifest import Block
 from logstore.records.record_kinds import RecordKind
 from tests.logstore.records.versions import table, version
 

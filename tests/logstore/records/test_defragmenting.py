@@ -50,7 +50,7 @@ def test_the_newest_version_of_a_gone_record_stays_while_an_older_one_does(
     world: RecordsWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it the state before would come back, such as a transaction that was open."""
-    monkeypatch.setattr("logstore.records.defragmentation_rules.SMALL_BLOCK_BYTES", 0)
+    monkeypatch.setattr("logstore.records.newest_versions.SMALL_BLOCK_BYTES", 0)
     gone, *others = (world.create() for _ in range(5))
     world.flush()
     world.touch(gone)
@@ -171,7 +171,7 @@ def _blocks(world: RecordsWorld) -> set[str]:
 @pytest.fixture
 def ten_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a hundred manifests do."""
-    monkeypatch.setattr("logstore.records.services.records_bucket_sweeper.MIN_KEPT_MANIFESTS", 10)
+    monkeypatch.setattr("logstore.records.services.bucket_upkeep.MIN_KEPT_MANIFESTS", 10)
 
 
 def _many(world: RecordsWorld, count: int) -> None:

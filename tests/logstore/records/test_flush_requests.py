@@ -9,7 +9,7 @@ import pytest
 
 from logstore.catalog.records.outbox import RecordOutbox
 from logstore.errors import CatalogBusy, StoreUnavailable
-from logstore.records.services.shared_flushes import SharedFlushes
+from logstore.records.services.flusher import SharedFlushes
 
 
 class _Catalog:

@@ -39,7 +39,7 @@ def test_a_flush_writes_what_changed_and_empties_the_outbox(world: RecordsWorld)
     assert world.returning() == {first, second}
     keys = world.objects.keys
     again = world.flush()
-    assert (again.manifest, again.blocks, again.changes) == (1, 0, 0)
+    assert (again.manifest, again.blocks, again.flushes) == (1, 0, 0)
     assert world.objects.keys == keys
 
 
@@ -289,7 +289,7 @@ def test_cursors_wait_for_their_interval_or_for_a_request(world: RecordsWorld) -
     world.flush()
     world.sql("UPDATE cursor SET seeks = 1")
     hurried = world.flusher.flush()
-    assert (hurried.manifest, hurried.changes, hurried.left) == (2, 0, 1)
+    assert (hurried.manifest, hurried.flushes, hurried.left) == (2, 0, 1)
     world.sql("UPDATE record_outbox SET at_us = :us", us=world.objects.now_us - 61_000_000)
     assert world.flusher.flush().records == 1
     assert world.winners(RecordKind.CURSOR).num_rows == 1
@@ -351,7 +351,7 @@ def test_many_changes_are_flushed_page_by_page(world: RecordsWorld) -> None:
     assert seen == [{kept, gone}] * len(seen)
     assert deletes == [{gone}] * len(seen), "its objects stay until a manifest that shows a moment names its tombstone"
     assert told == sorted(told)
-    assert (told[-1], done.changes, done.left) == (done.records, changes, 0)
+    assert (told[-1], done.flushes, done.left) == (done.records, 1, 0)
     assert world.returning() == world.standing() == {kept, *more}
     assert [_shows(world, number) for number in range(1, done.manifest + 1)] == [1] * (done.manifest - 1) + [
         done.manifest

@@ -209,7 +209,7 @@ def home(world: RecordsWorld, tmp_path: Path, request: pytest.FixtureRequest) ->
     for name in ("near", "far"):
         (tmp_path / name).mkdir()
     with pytest.MonkeyPatch.context() as patched:
-        for module in ("records_bucket_sweeper", "record_log"):
+        for module in ("bucket_upkeep", "record_log"):
             patched.setattr(f"logstore.records.services.{module}.MIN_KEPT_MANIFESTS", 5)
         made = _Home(world, tmp_path, pinned=request.param != "raid")
         made.job = request.param

@@ -15,20 +15,20 @@ def test_record_that_no_block_can_hold_is_left_alone_and_named(world: RecordsWor
     world.sql("UPDATE ledger SET application = x'61ff' WHERE ledger_id = :id", id=second)
     world.sql("UPDATE segment SET size_bytes = 1e19 WHERE ledger_id = :id", id=first)
     done = world.flush()
-    told = sorted(str(one) for one in done.refused)
+    told = sorted(map(str, find_unrecordable(world.catalog.records)))
     assert told == [
         f"ledger {second}: application: expected text that UTF-8 can hold, found b'a\\xff'",
         f"segment {first} 0: size_bytes: expected a whole number of 64 bits, found 1e+19",
     ]
-    assert sorted(map(str, find_unrecordable(world.catalog.records))) == told
+    assert (done.refused, done.refusal) == (2, told[0])
     assert world.returning() == {first, third}
     assert world.winners(RecordKind.SEGMENT).column("id").to_pylist() == [second, third]
     assert done.left == len(world.sql("SELECT * FROM record_outbox")) == 2
     again = world.flush()
-    assert (again.manifest, again.blocks, again.changes, len(again.refused)) == (done.manifest, 0, 0, 2)
+    assert (again.manifest, again.blocks, again.flushes, again.refused) == (done.manifest, 0, 0, 2)
     world.sql("UPDATE ledger SET application = 'sexton'")
     world.sql("UPDATE segment SET size_bytes = 10")
-    assert (world.flush().refused, find_unrecordable(world.catalog.records)) == ((), [])
+    assert (world.flush().refused, find_unrecordable(world.catalog.records)) == (0, [])
     assert world.returning() == {first, second, third}
 
 

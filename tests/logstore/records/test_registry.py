@@ -4,7 +4,7 @@ import pytest
 
 from logstore.errors import CorruptData, UploadUnproven
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
-from logstore.records.services.name_register import NameRegister
+from logstore.records.services.record_log import NameRegister
 from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 
 _FOLDER = "records/registers/names/"

@@ -11,7 +11,7 @@ from logstore.records.manifest import MANIFEST_PREFIX, Block, IdCeilings, Manife
 from logstore.records.newest_versions import select_newest_versions
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.record_log import REPLICA_PREFIX, RecordLog
-from logstore.records.services.replica_shipments import ReplicaShipments
+from logstore.records.services.replicas import ReplicaShipments
 from logstore.records.tombstone_rules import ReplicaState, decide_replica_state, newest_manifest_applied_everywhere
 from tests.fakes.object_store import FakeObjectStore, Fault, FaultKind, StoreOperation
 from tests.logstore.records.versions import table, version

@@ -14,14 +14,13 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledger_object_keys import segment_key
 from logstore.positions import LedgerId
 from logstore.records.block_files import decode_block
-from logstore.records.job_results import DefragmentedBlocks, RaidedTombstones
+from logstore.records.job_results import DefragmentedBlocks, FlushedRecords, RaidedTombstones
 from logstore.records.manifest import Block
 from logstore.records.newest_versions import read_versions_by_id_range, select_newest_versions
 from logstore.records.record_kinds import RecordKind
-from logstore.records.services.defragmenter import Defragmenter
-from logstore.records.services.flusher import CHANGES_PER_PAGE, Flusher, FlushResult
+from logstore.records.services.bucket_upkeep import Defragmenter, RecordsBucketSweeper, SweptRecordObjects
+from logstore.records.services.flusher import CHANGES_PER_PAGE, Flusher
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.records_bucket_sweeper import RecordsBucketSweeper, SweptRecordObjects
 from logstore.records.services.tombstone_raids import Raider
 from logstore.retrying_clock import Clock
 from tests.contracts.catalog.steps import append, roll
@@ -100,7 +99,7 @@ class RecordsWorld(SqlWorld):
         """Phase two: the objects go."""
         self.primary.delete([segment_key(one, 0) for one in ledger_ids])
 
-    def flush(self) -> FlushResult:
+    def flush(self) -> FlushedRecords:
         """All changes."""
         return self.flusher.flush(cursors=True)
 

@@ -18,12 +18,13 @@ from logstore.catalog import Database
 from logstore.catalog import tables as t
 from logstore.catalog.records.outbox import RecordOutbox
 from logstore.catalog.records.rebuild_loading import RebuildDatabase
+from logstore.catalog.records.recorded_tables import LOADED_TABLES, RECORDED_TABLES
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, marker_content
 from logstore.identity.services.marker_checked_buckets import LostCatalogIdentity, MarkerCheckedBucket
 from logstore.ports.catalog.records import RebuiltCatalogStart
 from logstore.reconciliation.bulk_job_inputs_and_results import BulkJobSummary
 from logstore.records.manifest import IdCeilings, Manifest
-from logstore.records.rebuild_job import LOAD_ORDER, RebuildId, RowFilesFolder, WriteCatalogRowsJob
+from logstore.records.rebuild_job import RebuildId, RowFilesFolder, WriteCatalogRowsJob
 from logstore.records.record_kinds import RecordKind
 from logstore.records.services.record_log import RecordLog
 from spark.records.write_catalog_rows import write_catalog_rows
@@ -34,23 +35,19 @@ from tests.postgres import PostgresServer
 
 CATALOG_ID: Final = "00000000-0000-4000-8000-00000000c01d"
 NOT_RECORDED: Final[Mapping[str, frozenset[str]]] = {
-    "pending_deletion": frozenset(
-        {"claim_workflow", "claim_run", "claim_until_us", "keys_left", "keys_left_attempts", "trace_id"}
-    ),
-    "cursor": frozenset({"releases"}),
-    "transaction": frozenset({"claim_workflow", "claim_run", "claim_until_us", "trace_id"}),
-    "delayed_index": frozenset({"unsealed", "claim_workflow", "claim_run", "claim_until_us"}),
-    "transaction_snapshot": frozenset({"changes", "due_us"}),
+    recorded.table.name: frozenset(recorded.unrecorded)
+    for kind, recorded in RECORDED_TABLES.items()
+    if kind is not RecordKind.LEDGER  # its sums come back
 }
 """Columns that a rebuilt catalog begins anew: claims, traces, releases, and what adoption counts."""
 
 
-def dump(url: str, *, tables: tuple[str, ...] = LOAD_ORDER) -> dict[str, list[tuple[Any, ...]]]:
+def dump(url: str, *, tables: tuple[Table, ...] = LOADED_TABLES) -> dict[str, list[tuple[Any, ...]]]:
     """All rows of the recorded tables, each in the order of its columns."""
     database = Database(url)
 
     def work(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
-        return {name: _rows(connection, t.metadata.tables[name]) for name in tables}
+        return {table.name: _rows(connection, table) for table in tables}
 
     try:
         return database.read(work)

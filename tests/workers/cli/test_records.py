@@ -19,8 +19,7 @@ from logstore.records.job_results import (
 )
 from logstore.records.manifest import Block, IdCeilings, Manifest
 from logstore.records.record_kinds import RecordKind
-from logstore.records.services.flusher import FlushResult
-from logstore.records.services.replica_shipments import ReplicaStatus
+from logstore.records.services.replicas import ReplicaStatus
 from logstore.records.tombstone_rules import ReplicaState
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS_TOPIC, FakeCommandServices, FakeJobHandle
@@ -164,7 +163,7 @@ def test_status_tells_the_newest_manifest_and_what_is_not_in_it(run: Run, servic
 
 def test_rewrite_tells_what_it_has_written(run: Run, services: FakeCommandServices) -> None:
     """It needs no worker: none may be able to flush."""
-    written = FlushResult(manifest=28, records=70, tombstones=2, blocks=3, bytes=900, changes=75, left=1, named=3)
+    written = FlushedRecords(manifest=28, records=70, tombstones=2, blocks=3, bytes=900, left=1, named=3)
     services.log.records = SimpleNamespace(flusher=SimpleNamespace(rewrite_all_records=lambda: written))  # type: ignore[attr-defined]
     told = document(run("records", "rewrite", "--json"))
     assert told == {"manifest": 28, "records": 70, "tombstones": 2, "blocks": 3, "bytes": 900, "left": 1}

@@ -21,7 +21,7 @@ from logstore.log.services.batched_appends import AppendResult
 from logstore.ports.catalog.deletion import AuditCause, Claim
 from logstore.ports.catalog.log import BeginTransactionResult, BeginTransactionWrite, EndTransactionWrite, Topic
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.records.services.shared_flushes import SharedFlushes
+from logstore.records.services.flusher import SharedFlushes
 from workers.assembly.log_store import LogStore
 from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings

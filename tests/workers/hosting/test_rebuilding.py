@@ -23,10 +23,10 @@ from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.failpoints import ENVIRONMENT_VARIABLE
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog.log import Topic
-from logstore.records.absent_ledger_share import MAX_ABSENT_SHARE
+from logstore.records.adoption_rule import MAX_ABSENT_SHARE
 from logstore.records.manifest import Manifest
 from logstore.records.rebuild_job import RebuildId
-from logstore.records.services import absence_proofs
+from logstore.records.services import upload_adoption
 from logstore.records.services.record_log import Pin, RecordLog
 from tests.postgres import PostgresServer, postgres
 from tests.servers import CATALOG_ID
@@ -84,7 +84,7 @@ _ALL: Final = (
 @pytest.fixture(autouse=True)
 def _probe_few_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let rebuilds in this process ask for as few unused ids as those of `command`."""
-    monkeypatch.setattr(absence_proofs, "PROBED_IDS_PER_SHARD", few_probes.PROBED_IDS)
+    monkeypatch.setattr(upload_adoption, "PROBED_IDS_PER_SHARD", few_probes.PROBED_IDS)
 
 
 def write(settings: Settings) -> Topic:

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from logstore.ports.catalog.records import RecordLogState, TombstoneCounts
 from logstore.records.manifest import IdCeilings
-from logstore.records.services.replica_shipments import ReplicaShipments, ReplicaStatus
+from logstore.records.services.replicas import ReplicaShipments, ReplicaStatus
 from logstore.records.tombstone_rules import ReplicaState
 from tests.fakes.meter import FakeMeter, metric_series
 from workers.hosting.gauges import make_gauge_updater, sample_record_log, sample_replicas

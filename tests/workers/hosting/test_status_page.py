@@ -22,7 +22,7 @@ from logstore.ports.catalog.deletion import Claim, UndeletedCopyCounts
 from logstore.ports.catalog.reconciliation import RunKind
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import PlanOrScrubResult
-from logstore.records.services.replica_shipments import ReplicaStatus
+from logstore.records.services.replicas import ReplicaStatus
 from tests.activities.activity_world import World
 from tests.activities.conftest import new_world, world  # noqa: F401 - fixtures
 from tests.logstore.catalog.test_plans import _plans

@@ -23,13 +23,13 @@ from logstore.errors import (
     PreconditionFailed,
     ProducerFenced,
 )
+from logstore.log.entries import ProducerSequenceRange
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog.cursors import StoredCursor
 from logstore.ports.catalog.deletion import DetachedBatch, IntentResult, IntentRowRange
 from logstore.ports.catalog.log import (
     AcknowledgeResult,
     AcknowledgeWrite,
-    ProducerSequenceRange,
     RegisterSegmentResult,
     RegisterSegmentWrite,
     Topic,

@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 from sqlalchemy import Connection
 
 from logstore.catalog.records import outbox
-from logstore.catalog.records.outbox_rows import remove_outbox_rows
+from logstore.catalog.records.recorded_tables import remove_outbox_rows
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyState
 from logstore.ports.catalog.records import KnownManifest

@@ -1,10 +1,21 @@
 """What the catalog holds is in the record log, or said here not to be, with the reason."""
 
+import re
+from collections.abc import Iterator, Mapping
+
 import pytest
+from sqlalchemy import Table
 
 from logstore.catalog import tables as t
-from logstore.catalog.records.outbox_rows import SOURCES
-from logstore.records.record_kinds import COLUMNS_BY_KIND, RecordKind
+from logstore.catalog.records.recorded_tables import (
+    LOADED_TABLES,
+    RECORDED_TABLES,
+    TOMBSTONE_TRIGGERS,
+    Trigger,
+    find_columns_of_dependent_rows,
+)
+from logstore.records.record_kinds import COLUMNS_BY_KIND, TOMBSTONED_KINDS, RecordKind
+from tests.contracts.catalog.worlds import SqlWorld
 
 _NOT_RECORDED = {
     "adoption": "what a rebuilt catalog has found so far in storage; another rebuild looks anew",
@@ -23,52 +34,85 @@ _NOT_RECORDED = {
 }
 """Tables of which no record is made."""
 
-_PARTS = {
-    RecordKind.LEDGER: ("ledger_copy",),
-    RecordKind.TRANSACTION: ("transaction_participant", "buffer_range"),
-    RecordKind.INDEX: ("delayed_bucket",),
+_FIELDS_WITHOUT_COLUMN = {
+    RecordKind.LIST: {"ledgers"},
+    RecordKind.LEDGER: {"topic_id", "topic", "component", "owner"}
+    | {f"{copy}_{value}" for copy in ("primary", "tiered") for value in ("state", "context")},
 }
-"""Tables whose rows are told with the record of another one's."""
+"""Fields that are read from rows of other tables, besides the parts that are stored as JSON."""
 
-_CLAIM = {"claim_workflow", "claim_run", "claim_until_us"}  # of work in hand, which a rebuilt catalog has not
-_LEFT_OUT: dict[str, set[str]] = {
-    "ledger": {"entries", "size_bytes", "segments"},  # sums over its segments
-    "cursor": {"releases"},  # begins anew above all that were given out under an earlier epoch
-    "pending_deletion": _CLAIM | {"keys_left", "keys_left_attempts", "trace_id"},  # of attempts, which begin anew
-    "transaction": _CLAIM | {"trace_id"},
-    "delayed_index": _CLAIM | {"unsealed"},  # counted from segments
-    "transaction_snapshot": {"changes", "due_us"},  # when the next one is due: at once
-}
-"""Columns that no record has."""
-
-_RECORD_OF = {"id", "sub", "generation", "tombstone"}
-_OTHERWISE = {
-    "ledger_list": {"version": "list_version"},
-    "delayed_index": {"version": "list_version"},
-    "ledger": {"epoch": "ledger_epoch"},
-    "pending_deletion": {"epoch": "ledger_epoch"},
-}
-"""Columns that a kind has under another name."""
+_KEY_OF_TOMBSTONE = "kind, id, ''"
 
 
 def test_every_table_is_recorded_or_said_not_to_be() -> None:
     """One that is added and forgotten would be lost with the database."""
-    recorded = {source.table for source in SOURCES.values()} | {one for parts in _PARTS.values() for one in parts}
-    assert set(t.metadata.tables) == recorded | set(_NOT_RECORDED) | {"tombstone"}
+    recorded = {table.name for table in LOADED_TABLES}
+    assert set(t.metadata.tables) == recorded | set(_NOT_RECORDED)
     assert not recorded & set(_NOT_RECORDED)
-    assert set(SOURCES) == set(RecordKind)
+    assert list(RECORDED_TABLES) == list(RecordKind)
 
 
 @pytest.mark.parametrize("kind", list(RecordKind))
 def test_every_column_of_a_recorded_table_is_a_field_or_said_to_be_left_out(kind: RecordKind) -> None:
     """A column that is added and forgotten would be lost with the database; a field without a column would be null."""
-    source = SOURCES[kind]
-    names = _OTHERWISE.get(source.table, {})
-    columns = {names.get(one.name, one.name) for one in t.metadata.tables[source.table].c}
-    fields = {name for name, _ in COLUMNS_BY_KIND[kind]} | {source.id, source.sub} - {""}
-    assert _LEFT_OUT.get(source.table, set()) <= columns, "left out, and not there any more"
-    assert columns - fields - _LEFT_OUT.get(source.table, set()) - _RECORD_OF == set()
-    made = {"list": {"ledgers"}, "transaction": {"participants", "ranges"}, "index": {"buckets"}}
-    made["ledger"] = {"topic_id", "topic", "component", "owner"}
-    made["ledger"] |= {f"{copy}_{what}" for copy in ("primary", "tiered") for what in ("state", "context")}
-    assert fields - columns == made.get(kind.value, set())
+    recorded = RECORDED_TABLES[kind]
+    columns = {column.name for column in recorded.table.c}
+    assert {recorded.id, recorded.sub, *recorded.unique, *recorded.renamed, *recorded.unrecorded} - {""} <= columns
+    fields = {name for name, _ in COLUMNS_BY_KIND[kind]}
+    own_fields = set(recorded.field_by_column.values())
+    assert own_fields - fields <= {"id", "sub", "generation"}
+    parts = {part.json_field for part in recorded.parts} - {""}
+    assert fields - own_fields == parts | _FIELDS_WITHOUT_COLUMN.get(kind, set())
+    keys = {recorded.id, recorded.sub} - {""}
+    assert {column.name for column in recorded.table.primary_key} == keys
+
+
+@pytest.mark.parametrize("kind", list(RecordKind))
+def test_rows_of_other_tables_have_the_key_of_their_record(kind: RecordKind) -> None:
+    recorded = RECORDED_TABLES[kind]
+    for part in recorded.parts:
+        assert part.keys == (recorded.id, recorded.sub)[: len(part.keys)]
+        assert len(part.keys) == 2 if recorded.sub else 1
+    if recorded.parent:
+        assert list(RecordKind).index(recorded.parent) < list(RecordKind).index(kind)
+        assert recorded.parent_column in recorded.field_by_column
+    assert bool(list(find_columns_of_dependent_rows(kind))) == (kind in TOMBSTONED_KINDS or bool(recorded.parts))
+
+
+def _declared_triggers() -> Iterator[tuple[Table, Trigger, str]]:
+    """Table, trigger, and the expressions of the outbox row that it inserts."""
+    for kind, recorded in RECORDED_TABLES.items():
+        sub = recorded.sub or "''"
+        expressions = f"'{kind}', {recorded.id}, " + (f"CAST({sub} AS TEXT)" if recorded.has_integer_sub else sub)
+        yield from ((recorded.table, trigger, expressions) for trigger in recorded.triggers)
+        yield from ((part.table, trigger, expressions) for part in recorded.parts for trigger in part.triggers)
+    yield from ((t.tombstone, trigger, _KEY_OF_TOMBSTONE) for trigger in TOMBSTONE_TRIGGERS)
+
+
+@pytest.mark.postgres
+def test_triggers_of_the_migrations_are_those_that_are_declared(sql_world: SqlWorld) -> None:
+    """A change that no trigger records would be lost with the database."""
+    declared = {}
+    for table, trigger, expressions in _declared_triggers():
+        columns = f" OF {', '.join(trigger.columns)}" if trigger.columns else ""
+        declared[f"record_{table}_{trigger.event.lower()}"] = (f"{trigger.event}{columns}", table.name, expressions)
+    assert _installed_triggers(sql_world) == declared
+
+
+def _installed_triggers(world: SqlWorld) -> Mapping[str, tuple[str, str, str]]:
+    if world.database.is_sqlite:
+        rows = world.sql("SELECT name, sql AS definition, sql AS body FROM sqlite_master WHERE type = 'trigger'")
+    else:
+        rows = world.sql(
+            "SELECT tgname AS name, pg_get_triggerdef(pg_trigger.oid) AS definition, prosrc AS body"
+            " FROM pg_trigger JOIN pg_proc ON tgfoid = pg_proc.oid WHERE NOT tgisinternal"
+        )
+    triggers = {}
+    for row in rows:
+        head = re.search(r"AFTER ((?:INSERT|UPDATE|DELETE)[\w, ]*) ON (?:public\.)?\"?(\w+)", row.definition)
+        values = re.search(r"\(kind, id, sub, at_us\) (?:VALUES \(|SELECT )(.*)", row.body)
+        assert head
+        assert values
+        expressions = re.sub(r"\b(?:NEW|OLD|changed)\.", "", values[1])
+        triggers[row.name] = (head[1], head[2], re.split(r", CAST\((?:round|extract)\(", expressions)[0])
+    return triggers

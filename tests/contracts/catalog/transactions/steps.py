@@ -15,11 +15,15 @@ from logstore.ports.catalog.log import (
     RegisterSegmentResult,
     RegisterSegmentWrite,
     Topic,
-    TransactionEntryRange,
 )
 from logstore.ports.catalog.transactions import SettlementReason
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import (
+    Participant,
+    TransactionEntryRange,
+    TransactionId,
+    TransactionState,
+)
 from tests.contracts.catalog.steps import at, roll, segment
 from tests.contracts.catalog.worlds import SqlWorld
 

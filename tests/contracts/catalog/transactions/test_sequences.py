@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from logstore.errors import ProducerFenced
-from logstore.log.entries import HighestSequenceIds
+from logstore.log.entries import HighestSequenceIds, ProducerSequenceRange
 from logstore.ports.catalog.log import (
     GroupCommitResult,
-    ProducerSequenceRange,
     RegisterSegmentResult,
     RegisterSegmentWrite,
     Topic,

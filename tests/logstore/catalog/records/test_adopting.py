@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from pyroaring import BitMap
 
-from logstore.catalog.records import adoption_rows
+from logstore.catalog.records import topic_adoption
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AcknowledgementStale, CatalogAdopting, InvalidInput, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
@@ -142,7 +142,7 @@ def _advance(log: LogStore, topic: Topic) -> Position:
 def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Staged ledgers of a topic are settled at once, or one after the other."""
     if request.param == "by ledger":
-        monkeypatch.setattr(adoption_rows, "_MAX_LEDGERS_PER_PAGE", 1)
+        monkeypatch.setattr(topic_adoption, "_MAX_LEDGERS_PER_PAGE", 1)
         monkeypatch.setattr(upload_adoption, "_MAX_OBJECTS_PER_PAGE", 1)
 
 
@@ -408,7 +408,7 @@ def test_ledger_at_the_head_without_objects_is_missing_data_until_they_return(lo
     store.delete([one.key for one in store.list(ledger_prefix(LedgerId(0)))])
     losing.lose()
     report = losing.adopt()
-    assert (report.revived, report.missing_data, report.missing_ledgers) == (0, 1, [LedgerId(0)])
+    assert (report.revived, report.missing_data, report.missing_ledgers) == (0, 1, [0])
     with losing.process() as log:
         assert [one.ledger_id for one in log.catalog.ledgers.list_ledgers(topic.topic_id)] == [0, 1]
         assert log.catalog.cursors.get_cursor(topic.topic_id, "s").state == cursor
@@ -428,7 +428,7 @@ def test_ledger_in_the_middle_without_objects_is_reported_and_kept(losing: Losin
     losing.world.store.delete([segment_key(LedgerId(1), 0)])
     losing.lose()
     report = losing.adopt()
-    assert (report.revived, report.missing_data, report.missing_ledgers) == (0, 1, [LedgerId(1)])
+    assert (report.revived, report.missing_data, report.missing_ledgers) == (0, 1, [1])
     with losing.process() as log:
         assert [one.ledger_id for one in log.catalog.ledgers.list_ledgers(topic.topic_id)] == [0, 1, 2, 3]
 
@@ -443,7 +443,7 @@ def test_ledger_that_was_not_flushed_and_lacks_a_part_is_reported_and_kept(losin
     losing.world.store.delete([segment_key(LedgerId(0), 0)])
     losing.lose()
     report = losing.adopt()
-    assert (report.missing_data, report.missing_ledgers, report.adopted_segments) == (1, [LedgerId(0)], 2)
+    assert (report.missing_data, report.missing_ledgers, report.adopted_segments) == (1, [0], 2)
     with losing.process() as log:
         assert [one.first_entry for one in log.catalog.ledgers.list_segments(LedgerId(0))] == [1, 2]
 
@@ -484,7 +484,7 @@ def test_ledger_that_its_list_does_not_name_is_detached_again(losing: Losing) ->
     losing.lose("UPDATE ledger SET place = NULL WHERE ledger_id = 0")
     objects = losing.world.store.keys
     report = losing.adopt()
-    assert report.revived_ledgers == [LedgerId(0)]
+    assert report.revived_ledgers == [0]
     with losing.process() as log:
         assert list(_read(log, topic).values()) == ["stays"]
         _sweep(log)
@@ -538,7 +538,7 @@ def test_name_that_was_used_again_is_of_the_later_topic(losing: Losing) -> None:
     losing.lose()
     objects = losing.world.store.keys
     report = losing.adopt()
-    assert report.revived_ledgers == [LedgerId(0)]
+    assert report.revived_ledgers == [0]
     with losing.process() as log:
         found = log.catalog.topics.get_topic(_NAME)
         assert found.topic_id == second.topic_id

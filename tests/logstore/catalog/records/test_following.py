@@ -19,7 +19,7 @@ from logstore.failpoints import SimulatedCrash, arm, disarm_all_and_take_hits
 from logstore.positions import TopicId
 from logstore.records.job_results import FollowedRecords
 from logstore.records.services.flusher import Flusher
-from logstore.records.services.replica_follower import ReplicaFollower, ReplicaFollowSettings
+from logstore.records.services.replicas import ReplicaFollower, ReplicaFollowSettings
 from tests.postgres import postgres
 from tests.spark.records.lost import LostWorld, dump, remove_ledger, target
 

@@ -1,13 +1,17 @@
-"""Conversion of record versions to rows of the catalog's tables, as Arrow tables.
+"""Application of record versions: which of them get rows, and the rows as Arrow tables.
 
-Functions require the newest record version of each record of one kind, ascending by id, without tombstones. Results
-have the columns and types that a bulk load needs.
+`apply_versions` decides for a rebuild and for a replica. Each has its own `RowSink`:
+
+- A rebuild writes files in parallel, one task for each range of ids, and loads them into an empty database. All record
+  versions of the range are in memory. So totals and places are computed before the load.
+- A replica writes to a database that has older rows and knows only the newer record versions. So parents are looked up
+  in the database, rows of tombstones and of displaced records are removed, and SQL computes totals and places again.
 """
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,37 +22,54 @@ from sqlalchemy import Table
 
 from logstore.catalog import tables as t
 from logstore.catalog.engine.arrow_bulk import to_arrow_type
+from logstore.catalog.records.recorded_tables import RECORDED_TABLES
 from logstore.log.ledgers import CopyKind
-from logstore.records.record_kinds import COLUMNS_BY_KIND, RecordKind
+from logstore.records.newest_versions import SplitNewestVersions, split_newest_versions
+from logstore.records.record_kinds import TOMBSTONED_KINDS, RecordKind, block_schema
 
 Ids = npt.NDArray[np.int64]
 TableRows = tuple[Table, pa.Table]
 
-_TABLES: Final[Mapping[RecordKind, tuple[Table, Mapping[str, str | int]]]] = {
-    RecordKind.TOPIC: (t.topic, {"topic_id": "id"}),
-    RecordKind.LIST: (t.ledger_list, {"list_id": "id", "version": "list_version"}),
-    RecordKind.LEDGER: (t.ledger, {"ledger_id": "id", "generation": "generation", "epoch": "ledger_epoch"}),
-    RecordKind.SEGMENT: (t.segment, {"ledger_id": "id", "number": "sub"}),
-    RecordKind.CURSOR: (t.cursor, {"cursor_id": "id"}),
-    RecordKind.SCHEMA: (t.schema_version, {"topic_id": "id", "version": "sub"}),
-    RecordKind.PRODUCER: (t.producer_sequence, {"topic_id": "id", "producer": "sub"}),
-    RecordKind.DELETION: (
-        t.pending_deletion,
-        {"row_id": "id", "generation": "generation", "epoch": "ledger_epoch", "keys_left_attempts": 0},
-    ),
-    RecordKind.TRANSACTION: (t.transaction, {"tc_id": "sub", "sequence": "id"}),
-    RecordKind.HIDDEN: (t.buffer_hidden, {"ledger_id": "id"}),
-    RecordKind.INDEX: (t.delayed_index, {"topic_id": "id", "version": "list_version", "unsealed": 0}),
-    RecordKind.SNAPSHOT: (t.transaction_snapshot, {"topic_id": "id", "changes": 0}),
-}
-"""For each kind, the table, and the source of each column that has no field of its name: a field or a constant."""
 
-UNIQUE_COLUMNS: Final[Mapping[RecordKind, tuple[str, ...]]] = {
-    RecordKind.TOPIC: ("name",),
-    RecordKind.LIST: ("topic_id", "component", "owner"),
-    RecordKind.CURSOR: ("topic_id", "name"),
-}
-"""Unique columns besides the id. A record that was deleted without a tombstone may have the values of a newer one."""
+class RowSink(Protocol):
+    """Destination of the records of one catalog. Parents are written before their children."""
+
+    def find_parent_ids(self, parent: RecordKind, ids: Ids) -> Ids:
+        """Return the ids of records with a row, ascending. Ids that are not in `ids` may be left out.
+
+        `ids` may be in any order, and may have an id more than once.
+        """
+
+    def write_tombstones(self, kind: RecordKind, newest: SplitNewestVersions) -> None:
+        """Write the tombstones of a range of ids. `newest.live` are the records of the range without a tombstone."""
+
+    def write_records(self, kind: RecordKind, live: pa.Table) -> None:
+        """Write records that get rows. `live` ascends by `id` and `sub`."""
+
+
+def apply_versions(kind: RecordKind, versions: Iterable[pa.Table], sink: RowSink) -> None:
+    """Write the records and tombstones of one kind to the sink.
+
+    Each table in `versions` has all record versions of a range of ids, in any order. A record gets a row if its newest
+    version is no tombstone, its parent has a row, and no newer record has the same unique values. If the kind has
+    unique columns, all its records must fit in memory.
+    """
+    recorded = RECORDED_TABLES[kind]
+    uniquely_named = [block_schema(kind).empty_table()]
+    for newest in map(split_newest_versions, versions):
+        if kind in TOMBSTONED_KINDS:
+            sink.write_tombstones(kind, newest)
+        live = newest.live
+        if recorded.parent:
+            parents_of_records = read_id_column(live, recorded.field_by_column[recorded.parent_column])
+            parent_ids = sink.find_parent_ids(recorded.parent, parents_of_records)
+            live = live.filter(pa.array(mask_contained_ids(parent_ids, parents_of_records)))
+        if recorded.unique:
+            uniquely_named.append(live)
+        else:
+            sink.write_records(kind, live)
+    if recorded.unique:
+        sink.write_records(kind, _select_newest_by_columns(pa.concat_tables(uniquely_named), recorded.unique))
 
 
 def cast_to_columns(table: Table, rows: pa.Table) -> pa.Table:
@@ -56,20 +77,25 @@ def cast_to_columns(table: Table, rows: pa.Table) -> pa.Table:
     return rows.cast(pa.schema(fields))
 
 
-def build_table_rows(kind: RecordKind, versions: pa.Table, **computed: Any) -> TableRows:  # noqa: ANN401 - arrays
-    """Return table and rows of a kind. `computed` has values by column. Columns without a source are left out."""
-    table, sources = _TABLES[kind]
-    field_names = {name for name, _ in COLUMNS_BY_KIND[kind]}
-    columns: dict[str, Any] = {}
-    for column in table.c:
-        source = sources.get(column.name, column.name)
-        if column.name in computed:
-            columns[column.name] = computed[column.name]
-        elif isinstance(source, int):
-            columns[column.name] = pa.repeat(pa.scalar(source, pa.int64()), versions.num_rows)
-        elif column.name in sources or source in field_names:
-            columns[column.name] = versions.column(source)
-    return table, cast_to_columns(table, pa.table(columns))
+def build_rows(kind: RecordKind, live: pa.Table) -> Iterator[TableRows]:
+    """Yield the rows of records, and then the rows of parts that are stored as JSON. `live` ascends by id."""
+    table, rows = _build_rows_of_own_table(kind, live)
+    yield table, rows
+    for part in RECORDED_TABLES[kind].parts:
+        if part.json_field:
+            yield _parse_parts(part.table, live.column(part.json_field), rows.select(list(part.keys)))
+
+
+def _build_rows_of_own_table(kind: RecordKind, live: pa.Table, **computed: Any) -> TableRows:  # noqa: ANN401 - arrays
+    """Return table and rows of a kind. `computed` has values by column. Columns without a value are left out."""
+    recorded = RECORDED_TABLES[kind]
+    columns = {column: live.column(name) for column, name in recorded.field_by_column.items()}
+    columns |= {
+        column: pa.repeat(pa.scalar(value, pa.int64()), live.num_rows)
+        for column, value in recorded.unrecorded.items()
+        if value is not None
+    }
+    return recorded.table, cast_to_columns(recorded.table, pa.table(columns | computed))
 
 
 def read_id_column(table: pa.Table, name: str = "id") -> Ids:
@@ -86,12 +112,7 @@ def mask_contained_ids(sorted_ids: Ids, ids: Ids) -> npt.NDArray[np.bool_]:
     return contains
 
 
-def select_with_parent(versions: pa.Table, parent_ids: Ids, column: str = "id") -> pa.Table:
-    """Return the record versions whose parent exists. `parent_ids` must ascend."""
-    return versions.filter(pa.array(mask_contained_ids(parent_ids, read_id_column(versions, column))))
-
-
-def select_newest_by_unique_columns(versions: pa.Table, unique_columns: Iterable[str]) -> pa.Table:
+def _select_newest_by_columns(versions: pa.Table, unique_columns: Iterable[str]) -> pa.Table:
     """Return the newest record version for each combination of unique values, in the order of `versions`.
 
     The record versions that are left out belong to records that were deleted without a tombstone.
@@ -131,7 +152,7 @@ def build_ledger_and_copy_rows(ledgers: pa.Table, segments: pa.Table, listed_ids
     if segments.num_rows:
         numbers = pc.cast(segments.column("sub"), pa.int64()).to_numpy()
         np.maximum.at(last_segments, np.searchsorted(ids, read_id_column(segments)), numbers)
-    yield build_table_rows(RecordKind.LEDGER, ledgers, place=places, last_segment=last_segments, **totals)
+    yield _build_rows_of_own_table(RecordKind.LEDGER, ledgers, place=places, last_segment=last_segments, **totals)
     yield _build_copy_rows(ledgers)
 
 
@@ -162,20 +183,6 @@ def _build_copy_rows(ledgers: pa.Table) -> TableRows:
         )
     rows = pa.concat_tables(parts).sort_by([("ledger_id", "ascending"), ("kind", "ascending")])
     return t.ledger_copy, cast_to_columns(t.ledger_copy, rows)
-
-
-def build_transaction_and_part_rows(versions: pa.Table) -> Iterator[TableRows]:
-    table, rows = build_table_rows(RecordKind.TRANSACTION, versions)
-    yield table, rows
-    keys = rows.select(["tc_id", "sequence"])
-    yield _parse_parts(t.transaction_participant, versions.column("participants"), keys)
-    yield _parse_parts(t.buffer_range, versions.column("ranges"), keys)
-
-
-def build_delayed_index_and_bucket_rows(versions: pa.Table) -> Iterator[TableRows]:
-    table, rows = build_table_rows(RecordKind.INDEX, versions)
-    yield table, rows
-    yield _parse_parts(t.delayed_bucket, versions.column("buckets"), rows.select(["topic_id"]))
 
 
 def _parse_parts(table: Table, documents: pa.ChunkedArray, keys: pa.Table) -> TableRows:
