@@ -77,7 +77,7 @@ test-external: setup ## Only the tests that start real servers
 	$(BIN)/pytest -m external_service
 
 faults: setup ## What `make test` only samples, in full: failpoints, SIGKILL, machines, contracts on PostgreSQL (long)
-	$(BIN)/pytest tests/faults tests/ownership tests/contracts tests/logstore tests/workers/hosting tests/logstore/catalog/records tests/spark/records/test_cluster.py tests/workers/operations/test_sizing.py tests/workers/operations/test_cluster_sizing.py tests/deploy/test_wheel.py tests/soak tests/e2e/test_demo.py tests/e2e/test_secrets.py tests/e2e/test_beyond_one_machine.py --all-faults -n $(JOBS) --dist worksteal $(if $(PART),--part $(PART))
+	$(BIN)/pytest tests/faults tests/ownership tests/contracts tests/logstore tests/workers/hosting tests/spark/records/test_cluster.py tests/workers/operations/test_sizing.py tests/workers/operations/test_cluster_sizing.py tests/deploy/test_wheel.py tests/soak tests/e2e/test_demo.py tests/e2e/test_secrets.py tests/e2e/test_beyond_one_machine.py --all-faults -n $(JOBS) --dist worksteal $(if $(PART),--part $(PART))
 
 faults-in-parts: setup ## Run `make faults` in PARTS pieces; skip those that passed at this commit
 	@mkdir -p .faults; commit=$$(git rev-parse HEAD); for number in $$(seq $(PARTS)); do \
